@@ -1,0 +1,50 @@
+# Needs Python 3.11 or newer and make; every target makes or reuses .venv. PYTHON=... chooses the interpreter.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint wheel notebooks clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-demo  ## train real digits with a syncer and two learners on this machine (ARGS="--split classes")
+	@$(BIN)/python -m yeto_torch.demo $(ARGS)
+
+test: $(VENV)/.installed-test  ## the test suite (ARGS="-k name")
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-test  ## ruff (rules and format) and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+wheel: $(VENV)/bin/python  ## dist/*.whl
+	@rm -rf build dist
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@rm -rf build
+	@ls dist/*.whl
+
+notebooks: $(VENV)/.installed-notebooks  ## execute every notebook in place
+	@$(BIN)/python -m nbconvert --to notebook --execute --inplace notebooks/*.ipynb
+
+clean:  ## what can be made again, but for .venv and runs
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# One stamp per set of extras: as long as pyproject.toml does not change, nothing is asked of pip again.
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python
+	@echo "installing yeto-torch[$*] into $(VENV) (the first time this downloads PyTorch: some minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@touch $@
+
+# The first interpreter that is new enough and can make a virtual environment.
+$(VENV)/bin/python:
+	@for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	  if "$$python" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    exec "$$python" -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "make: no Python 3.11 or newer with venv was found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1
