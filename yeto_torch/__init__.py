@@ -4,8 +4,8 @@
 
     optimizer = YetoOuterOptimizer(optimizer, model.named_parameters())
 
-The names below are imported when they are first used. ``import yeto_torch`` alone therefore loads no torch, and the syncer,
-which shares ``yeto_torch.protocol`` and ``yeto_torch.transport``, never loads the learner.
+The names below are imported when they are first used. ``import yeto_torch`` alone therefore loads no torch, and the
+syncer, which shares ``yeto_torch.protocol`` and ``yeto_torch.transport``, never loads the learner.
 """
 
 from importlib import import_module
