@@ -1,0 +1,123 @@
+"""May this HELLO enter?
+
+The first HELLO that passes every check pins the session identity for the life of the process; every later one must
+match it exactly. A refusal is a value with one sentence, sent back as ERROR to that socket only; it pins nothing and
+disturbs nobody. The HELLO has been parsed and range-checked before it comes here.
+
+    checks, in order: profile, expected contract, resume (what only a HELLO can decide), the layout can be merged,
+    pinned identity, (learner, generation) never admitted before
+
+Source: protocol v4, first accepted HELLO; rulings on identities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from syncer.core.events import Member
+from syncer.policy import IsoBackend, SessionPolicy
+from yeto_torch.protocol.constants import MergeMode, WireDType
+from yeto_torch.protocol.layout import WireLayout
+from yeto_torch.protocol.messages import Hello
+
+ResumeCheck = Callable[[WireLayout, bytes, bytes], str | None]
+"""(layout, fingerprint, contract) -> why the checkpoint may not continue under this HELLO, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What every HELLO of one session must repeat."""
+
+    dtype: WireDType
+    layout: WireLayout
+    fingerprint: bytes
+    contract: bytes
+    profile: bytes | None
+
+    @staticmethod
+    def of(hello: Hello) -> Identity:
+        return Identity(hello.dtype, hello.layout, hello.fingerprint, hello.contract, hello.profile)
+
+
+class Admission:
+    """Decides on HELLOs and remembers every generation it ever let in."""
+
+    def __init__(
+        self, policy: SessionPolicy, backend: IsoBackend, profile: bytes, resume_check: ResumeCheck | None = None
+    ) -> None:
+        self._policy, self._backend, self._profile, self._resume_check = policy, backend, profile, resume_check
+        self._ever: set[Member] = set()
+        self.identity: Identity | None = None
+
+    def decide(self, hello: Hello) -> str | None:
+        """None: admitted, and the identity pinned if it was the first. Else the sentence why not."""
+        refusal = self._profile_refusal(hello) or self._contract_refusal(hello) or self._resume_refusal(hello)
+        refusal = refusal or self._layout_refusal(hello) or self._identity_refusal(hello)
+        member = Member(hello.learner_id, hello.generation)
+        if refusal is None and member in self._ever:
+            refusal = f"{member} was admitted before: every connection needs a fresh generation"
+        if refusal is None:
+            self._ever.add(member)
+            self.identity = self.identity or Identity.of(hello)
+        return refusal
+
+    def _profile_refusal(self, hello: Hello) -> str | None:
+        if hello.profile is None:
+            if self._policy.require_profile_binding:
+                return (
+                    f"this syncer requires profile binding and the HELLO carries no profile: give the learner "
+                    f"profile=, the configuration whose hash is {_short(self._profile)}"
+                )
+        elif hello.profile != self._profile:
+            return (
+                f"profile mismatch: the learner is bound to {_short(hello.profile)}, this syncer's configuration is "
+                f"{_short(self._profile)} (or the learner signs with an hmac_key that this syncer does not have)"
+            )
+        return None
+
+    def _contract_refusal(self, hello: Hello) -> str | None:
+        expected = self._policy.expected_contract
+        if expected is not None and hello.contract != expected:
+            return f"contract mismatch: the learner's run is {_short(hello.contract)}, expected is {_short(expected)}"
+        return None
+
+    def _resume_refusal(self, hello: Hello) -> str | None:
+        if self._resume_check is None or self.identity is not None:
+            return None
+        return self._resume_check(hello.layout, hello.fingerprint, hello.contract)
+
+    def _layout_refusal(self, hello: Hello) -> str | None:
+        if self._backend is IsoBackend.TORCH_SVD and any(f.mode is MergeMode.ISO for f in hello.layout.fragments):
+            return (
+                "the layout has an iso fragment and merge.iso_backend=torch-svd has no worker pool in this version: "
+                "start the syncer with merge.iso_backend=scalar"
+            )
+        return None
+
+    def _identity_refusal(self, hello: Hello) -> str | None:
+        pinned = self.identity
+        if pinned is None or pinned == Identity.of(hello):
+            return None
+        if hello.contract != pinned.contract and hello.fingerprint == pinned.fingerprint:
+            return f"another run: contract {_short(hello.contract)}, this session is {_short(pinned.contract)}"
+        if hello.dtype != pinned.dtype:
+            return f"wire dtype {hello.dtype.name.lower()}, this session uses {pinned.dtype.name.lower()}"
+        if hello.layout != pinned.layout:
+            return (
+                f"another model: {len(hello.layout)} fragments of {sum(hello.layout.numels)} values, this session has "
+                f"{len(pinned.layout)} of {sum(pinned.layout.numels)} (fingerprint {_short(hello.fingerprint)}, "
+                f"contract {_short(hello.contract)}; session {_short(pinned.fingerprint)}, {_short(pinned.contract)})"
+            )
+        if hello.fingerprint != pinned.fingerprint:
+            return (
+                f"another model: the sizes are equal but tensor names, order or shapes differ (fingerprint "
+                f"{_short(hello.fingerprint)}, this session has {_short(pinned.fingerprint)})"
+            )
+        had = "none" if pinned.profile is None else _short(pinned.profile)
+        has = "none" if hello.profile is None else _short(hello.profile)
+        return f"profile binding {has}, this session was opened with {had}: all learners must bind alike"
+
+
+def _short(digest: bytes) -> str:
+    return digest.hex()[:12]

@@ -1,0 +1,180 @@
+"""What the actor must do, in the order given.
+
+The order is the contract: the effects of one commit are Commit, Record, SaveCheckpoint (if due), Broadcast, so that
+under ``checkpoint.every=1`` nothing becomes visible before it is durable; the end of a run is WriteFinal, SendCut...,
+and later WriteMarker before any SendShutdown. An effect that fails stops the run; the ones behind it are not done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from syncer.core.events import Member, PushArrived
+from yeto_torch.protocol.messages import Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The socket behind ``ticket`` becomes a connection group. The first Admit of a run fixes the session."""
+
+    ticket: int
+    member: Member
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """ERROR with this sentence to the socket behind ``ticket``, and close it."""
+
+    ticket: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """ERROR with this sentence to a group, and close it: its peer broke the protocol or cannot go on."""
+
+    member: Member
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Close a superseded group without a word; its replacement is here."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Initialize:
+    """Install the starting values of a fragment: version 0, momentum 0."""
+
+    fragment: int
+    values: object
+
+
+@dataclass(frozen=True, slots=True)
+class SendPull:
+    member: Member
+    fragment: int
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merge these answers, ascending by member, and report MergeDone."""
+
+    step: int
+    fragment: int
+    responses: tuple[PushArrived, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Take the outer step with the merged gradient of round ``step``; the fragment's version becomes ``step``."""
+
+    step: int
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Append a merge line to the event tape. ``launched_at`` is the attempt's launch; the actor adds its timings."""
+
+    step: int
+    launched_at: float
+    line: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Append an ``event`` line to the tape."""
+
+    event: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    """Make the state at ``step`` durable before anything behind this effect happens."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Queue a fragment at its current version to these groups."""
+
+    fragment: int
+    version: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFinal:
+    """Rewrite the checkpoint at the final quiescent cut, then the final state file."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendCut:
+    """Queue every FINAL_FRAGMENT and then the manifest to one group."""
+
+    member: Member
+    step: int
+    versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMarker:
+    """The marker beside the final checkpoint, after the last acknowledgement."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendShutdown:
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One line for the operator's log."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over with this exit code; ``text`` says why when it is not 0."""
+
+    code: int
+    text: str = ""
+
+
+Effect = (
+    Admit
+    | Refuse
+    | Expel
+    | Release
+    | Initialize
+    | SendPull
+    | Merge
+    | Commit
+    | Record
+    | Note
+    | SaveCheckpoint
+    | Broadcast
+    | WriteFinal
+    | SendCut
+    | WriteMarker
+    | SendShutdown
+    | Say
+    | Finish
+)

@@ -1,0 +1,115 @@
+"""What can happen to the coordinator.
+
+Every event reaches ``Coordinator.handle(event, now)`` with the moment it arrived, in arrival order. Tensors are opaque
+handles here: the core passes them from a push to a merge and never looks inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from yeto_torch.protocol.messages import Hello
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """One learner in one connection generation; the unit of capture, answer and acknowledgement."""
+
+    learner_id: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"learner {self.learner_id} (generation {self.generation:016x})"
+
+
+@dataclass(frozen=True, slots=True)
+class HelloArrived:
+    """A socket said a well-formed HELLO; ``ticket`` names the socket until it is admitted or refused."""
+
+    ticket: int
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class InitArrived:
+    """Starting values of one fragment from learner 0, decoded and finite."""
+
+    member: Member
+    fragment: int
+    values: object
+
+
+@dataclass(frozen=True, slots=True)
+class PushArrived:
+    """A well-formed answer: its counters, and the signed outer gradient, decoded, finite and negated once."""
+
+    member: Member
+    fragment: int
+    step: int
+    attempt: int
+    base_version: int
+    local_step: int
+    c_steps: int
+    c_tokens: int
+    nbytes: int
+    gradient: object
+
+
+@dataclass(frozen=True, slots=True)
+class BeatArrived:
+    """A heartbeat."""
+
+    member: Member
+    local_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class AckArrived:
+    """A final acknowledgement."""
+
+    member: Member
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetReported:
+    """A learner-budget report."""
+
+    member: Member
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLost:
+    """A connection group is gone; nothing more comes from it."""
+
+    member: Member
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergeDone:
+    """The merged signed outer gradient of round ``step`` is ready and waits with the actor."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSynced:
+    """Round ``step`` is committed and its broadcast queued; ``seconds`` it took to compute, commit and queue."""
+
+    step: int
+    seconds: float
+
+
+Event = (
+    HelloArrived
+    | InitArrived
+    | PushArrived
+    | BeatArrived
+    | AckArrived
+    | BudgetReported
+    | GroupLost
+    | MergeDone
+    | RoundSynced
+)
