@@ -1,0 +1,124 @@
+"""The final parameters as a safetensors file, whole or not at all.
+
+Decides: the names, shapes and order of tensors in that file. Written here and not by the safetensors package, because
+that one neither streams nor survives a crash: the file is a u64 header length, a JSON header and the tensors.
+Must not know: where parameters come from, merging, sessions.
+
+Source: the rulings on files (final state).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from syncer.checkpoint.files import POSIX, Disk, write_atomically
+from syncer.checkpoint.format import Buffer, pieces
+from yeto_torch.protocol.constants import MergeMode
+from yeto_torch.protocol.errors import LocalError, StateError
+from yeto_torch.protocol.layout import Layout, WireFragment, WireLayout
+
+if TYPE_CHECKING:
+    import torch
+
+Shapes: TypeAlias = list[tuple[str, tuple[int, ...]]]  # (name, shape) of the tensors of one fragment, in wire order
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """One f32 tensor of the file: ``data`` is its 4 * numel little-endian bytes, row-major."""
+
+    name: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def write_final_state(
+    path: str | Path,
+    params: Sequence[torch.Tensor],
+    wire_layout: WireLayout,
+    step: int,
+    fingerprint: bytes,
+    names: Layout | None = None,
+    disk: Disk = POSIX,
+) -> None:
+    """Write the authoritative parameters durably to ``path``.
+
+    Args:
+        params: per fragment, f32 on the CPU, all values of the fragment in wire order.
+        wire_layout: the session's layout; without ``names`` tensors are called ``fragment.<f>.tensor.<i>`` and are
+            flat, but for iso ones, whose rows and columns it knows.
+        step: the final global step, for the metadata.
+        fingerprint: 32 bytes, the session's, for the metadata as hex.
+        names: the semantic layout: parameter names and full shapes.
+        disk: the file system.
+
+    Raises StateError when ``names`` describes another layout or the file cannot be written, LocalError when
+    ``params`` does not fit ``wire_layout``.
+    """
+    if names is not None and names.fingerprint != fingerprint:
+        raise StateError(
+            f"the layout file has fingerprint {names.fingerprint.hex()}, the session {fingerprint.hex()}: "
+            "it names the parameters of another model"
+        )
+    if len(params) != len(wire_layout):
+        raise LocalError(f"{len(params)} fragments of parameters for a layout of {len(wire_layout)}")
+    shapes = named_shapes(names) if names is not None else numbered_shapes(wire_layout)
+    tensors: list[NamedTensor] = []
+    for fragment, entries in zip(params, shapes, strict=True):
+        data = fragment.detach().contiguous().numpy().data.cast("B")
+        tensors.extend(split(data, entries))
+    metadata = {"format": "pt", "step": str(step), "fingerprint": fingerprint.hex()}
+    write_atomically(path, safetensors_parts(tensors, metadata), "final state", disk)
+
+
+def numbered_shapes(layout: WireLayout) -> list[Shapes]:
+    """Names and shapes per fragment when nobody knows the parameters' own."""
+    return [
+        [(f"fragment.{f}.tensor.{i}", shape) for i, shape in enumerate(_wire_shapes(fragment))]
+        for f, fragment in enumerate(layout.fragments)
+    ]
+
+
+def _wire_shapes(fragment: WireFragment) -> list[tuple[int, ...]]:
+    if fragment.mode is MergeMode.ISO:
+        return list(fragment.dims)
+    return [(numel,) for numel in fragment.numels]
+
+
+def named_shapes(layout: Layout) -> list[Shapes]:
+    """Names and shapes per fragment from the semantic layout. Raises StateError if two tensors share a name."""
+    names = [tensor.name for tensor in layout.tensors]
+    if len(set(names)) != len(names) or "__metadata__" in names:
+        raise StateError("the layout file's tensor names are not distinct, or one of them is __metadata__")
+    return [[(tensor.name, tensor.shape) for tensor in fragment.tensors] for fragment in layout.fragments]
+
+
+def split(data: memoryview, shapes: Shapes) -> Iterator[NamedTensor]:
+    """Cut the bytes of one fragment into its tensors, as views. Raises LocalError when they do not fit."""
+    start = 0
+    for name, shape in shapes:
+        stop = start + 4 * math.prod(shape)
+        yield NamedTensor(name, shape, data[start:stop])
+        start = stop
+    if start != data.nbytes:
+        raise LocalError(f"tensors of {start} bytes in a fragment of {data.nbytes}")
+
+
+def safetensors_parts(tensors: Sequence[NamedTensor], metadata: Mapping[str, str]) -> Iterator[Buffer]:
+    """A safetensors file in parts of at most 8 MiB, tensor parts as views."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + tensor.data.nbytes
+        header[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format aligns the first tensor to 8 bytes
+    yield struct.pack("<Q", len(text)) + text
+    for tensor in tensors:
+        yield from pieces(tensor.data)
