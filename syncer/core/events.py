@@ -41,7 +41,7 @@ class InitArrived:
 
 @dataclass(frozen=True, slots=True)
 class PushArrived:
-    """A well-formed answer: its counters, and the signed outer gradient, decoded, finite and negated once."""
+    """A well-formed answer: counters, weight, and the signed outer gradient, decoded, finite and negated once."""
 
     member: Member
     fragment: int
@@ -51,6 +51,7 @@ class PushArrived:
     local_step: int
     c_steps: int
     c_tokens: int
+    weight: float
     nbytes: int
     gradient: object
 
@@ -102,6 +103,11 @@ class RoundSynced:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Ctrl-C or SIGTERM: end cleanly, now."""
+
+
 Event = (
     HelloArrived
     | InitArrived
@@ -112,4 +118,5 @@ Event = (
     | GroupLost
     | MergeDone
     | RoundSynced
+    | Interrupted
 )

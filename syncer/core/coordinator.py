@@ -1,0 +1,469 @@
+"""The coordinator's mind: composes admission, roster, schedule, rounds, pace, ledger and finalization.
+
+``handle(event, now)`` takes one event at its arrival time and settles what it decides; ``on_time(now)`` fires what
+time decides and is the only place where rounds are launched. The actor calls ``on_time`` whenever its inbox is
+drained, so an answer that arrived in time is never made late by work that came before it.
+
+    ASSEMBLING --all fragments initialised, all learners here--> RUNNING --t = total committed--> FINALIZING
+    FINALIZING --every expected ACK--> DONE          any --a failure or an interrupt--> FAILED
+
+It must not know sockets, tensors, files or clocks: gradients are opaque, time is an argument, work is an Effect.
+
+Source: protocol v4; rulings on the syncer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from syncer.core import effects as fx
+from syncer.core import events as ev
+from syncer.core.admission import Admission, ResumeCheck
+from syncer.core.events import Member
+from syncer.core.finalization import Finalization
+from syncer.core.ledger import Ledger
+from syncer.core.pace import Pace
+from syncer.core.record import merge_line
+from syncer.core.roster import Roster
+from syncer.core.rounds import Rejection, Round, RoundState
+from syncer.core.schedule import Schedule
+from syncer.policy import SyncerPolicy
+
+_MAX_REJECT_NOTES = 64  # reject lines between two merges; a flood must not fill the disk
+
+
+class Phase(Enum):
+    ASSEMBLING = auto()
+    RUNNING = auto()
+    FINALIZING = auto()
+    DONE = auto()
+    FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """What a checkpoint brings: its step, its ledger rows, and the check that only a HELLO can complete."""
+
+    step: int
+    ledger: tuple[tuple[int, int, int, int], ...]
+    check: ResumeCheck
+
+
+class Coordinator:
+    """All decisions of one syncer process.
+
+    Args:
+        policy: the validated configuration.
+        profile: its canonical 32-byte identity.
+        resumed: the checkpoint to continue from, or None for a fresh run.
+    """
+
+    def __init__(self, policy: SyncerPolicy, profile: bytes, resumed: ResumePoint | None = None) -> None:
+        self._policy, self._resumed = policy, resumed
+        self._admission = Admission(
+            policy.session, policy.merge.iso_backend, profile, resumed.check if resumed else None
+        )
+        self._roster = Roster()
+        self._pace = Pace(policy.schedule)
+        self._ledger = Ledger(resumed.ledger if resumed else ())
+        self._schedule: Schedule | None = None
+        self._finalization: Finalization | None = None
+        self._initialized: list[bool] = []
+        self._greeted: dict[Member, frozenset[int]] = {}  # while assembling: fragments a member got on joining
+        self._quorum_since: float | None = None
+        self._rejected: Counter[str] = Counter()
+        self._reject_notes = 0
+        self._effects: list[fx.Effect] = []
+        self.phase = Phase.ASSEMBLING
+
+    # ------------------------------------------------------------------ what the actor calls
+
+    def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        """Settle one event that arrived at ``now``; returns what must be done, in order."""
+        if self.phase not in (Phase.DONE, Phase.FAILED):
+            self._settle_rounds(now)
+            self._dispatch(event, now)
+            self._settle_rounds(now)
+        return self._take()
+
+    def on_time(self, now: float) -> list[fx.Effect]:
+        """Fire what is due by ``now``, then launch what may be launched."""
+        match self.phase:
+            case Phase.ASSEMBLING:
+                self._assemble(now)
+            case Phase.RUNNING:
+                self._settle_rounds(now)
+                self._check_losses(now)
+            case Phase.FINALIZING:
+                self._check_ack_deadline(now)
+        if self.phase is Phase.RUNNING:
+            self._launch(now)
+        return self._take()
+
+    def next_deadline(self) -> float | None:
+        """When ``on_time`` must be called next if nothing happens; None = not before an event."""
+        times: list[float | None] = []
+        match self.phase:
+            case Phase.ASSEMBLING:
+                times.append(self._start_at())
+            case Phase.RUNNING:
+                times.append(self._loss_at())
+                times.extend(r.due for r in self._plan)
+                if self._roster.current:
+                    times.append(self._plan.earliest_launch())
+            case Phase.FINALIZING:
+                times.append(self._final.deadline)
+        return min((t for t in times if t is not None), default=None)
+
+    def waiting_for(self) -> str:
+        """Why nothing moves, in one sentence for the operator."""
+        match self.phase:
+            case Phase.ASSEMBLING:
+                return self._waiting_to_start()
+            case Phase.RUNNING:
+                if not self._roster.current:
+                    return f"step {self._plan.committed}: no learner is connected"
+                open_rounds = [r.waiting_for() for r in self._plan]
+                return "; ".join(open_rounds) or f"step {self._plan.committed}: throttled until the next launch"
+            case Phase.FINALIZING:
+                missing = ", ".join(map(str, self._final.missing))
+                return f"final cut: acknowledgement missing from learners {missing}"
+            case _:
+                return "nothing: the run is over"
+
+    @property
+    def committed(self) -> int:
+        """Global step t: rounds committed."""
+        if self._schedule is not None:
+            return self._schedule.committed
+        return self._resumed.step if self._resumed else 0
+
+    @property
+    def ledger_rows(self) -> tuple[tuple[int, int, int, int], ...]:
+        """(learner id, merges, steps, tokens) for the checkpoint."""
+        return self._ledger.rows()
+
+    # ------------------------------------------------------------------ plumbing
+
+    def _take(self) -> list[fx.Effect]:
+        out, self._effects = self._effects, []
+        return out
+
+    def _do(self, *effects: fx.Effect) -> None:
+        self._effects.extend(effects)
+
+    @property
+    def _plan(self) -> Schedule:
+        assert self._schedule is not None
+        return self._schedule
+
+    @property
+    def _final(self) -> Finalization:
+        assert self._finalization is not None
+        return self._finalization
+
+    def _dispatch(self, event: ev.Event, now: float) -> None:
+        match event:
+            case ev.HelloArrived():
+                self._on_hello(event, now)
+            case ev.InitArrived():
+                self._on_init(event, now)
+            case ev.PushArrived():
+                self._on_push(event, now)
+            case ev.BeatArrived(member, local_step):
+                if self._roster.is_live(member):
+                    self._pace.observe_step(member, local_step, now)
+            case ev.MergeDone(step):
+                self._plan.rounds[step].state = RoundState.READY
+                self._commit_ready(now)
+            case ev.RoundSynced(_, seconds):
+                self._pace.observe_sync(seconds)
+            case ev.AckArrived():
+                self._on_ack(event)
+            case ev.BudgetReported(member, _):
+                self._do(fx.Expel(member, "BUDGET_DONE, but this syncer runs no learner budget"))
+            case ev.GroupLost():
+                self._on_lost(event, now)
+            case ev.Interrupted():
+                self._on_interrupt()
+
+    # ------------------------------------------------------------------ joining and leaving
+
+    def _on_hello(self, event: ev.HelloArrived, now: float) -> None:
+        hello = event.hello
+        refusal = self._ending_refusal(hello.learner_id) or self._admission.decide(hello)
+        if refusal is not None:
+            self._note_reject("hello", hello.learner_id, refusal)
+            self._do(
+                fx.Refuse(event.ticket, refusal),
+                fx.Say(f"refused learner {hello.learner_id}: {refusal}", warning=True),
+            )
+            return
+        member = Member(hello.learner_id, hello.generation)
+        if self._schedule is None:
+            self._open_session(len(hello.layout))
+        crowded_out = self._roster.join(member)
+        self._do(fx.Admit(event.ticket, member, hello))
+        self._do(*(fx.Release(old) for old in crowded_out))
+        self._do(fx.Note("join", {"id": member.learner_id, "generation": member.generation}))
+        self._greet(member, now)
+
+    def _open_session(self, fragments: int) -> None:
+        """The first HELLO has fixed the layout."""
+        self._initialized = [self._resumed is not None] * fragments
+        self._schedule = Schedule(
+            self._policy.schedule, fragments, self._policy.total_steps, self.committed, self._pace
+        )
+
+    def _greet(self, member: Member, now: float) -> None:
+        """A new generation gets every initialised fragment at once, and the cut when the run is ending."""
+        if self.phase is Phase.ASSEMBLING:
+            self._greeted[member] = frozenset()
+            self._assemble(now)
+            if self.phase is not Phase.ASSEMBLING:
+                return
+        ready = [f for f, done in enumerate(self._initialized) if done]
+        versions = self._plan.versions
+        self._do(*(fx.Broadcast(f, versions[f], (member,)) for f in ready))
+        if self.phase is Phase.ASSEMBLING:
+            self._greeted[member] = frozenset(ready)
+        elif self.phase is Phase.FINALIZING:
+            self._send_cut(member)
+
+    def _ending_refusal(self, learner_id: int) -> str | None:
+        if self._finalization is None or learner_id in self._finalization.expected:
+            return None
+        return f"the run is ending: learner {learner_id} was not connected when its final state was frozen"
+
+    def _on_lost(self, event: ev.GroupLost, now: float) -> None:
+        member = event.member
+        if not self._roster.is_live(member):
+            return
+        self._do(
+            fx.Note("leave", {"id": member.learner_id, "generation": member.generation, "reason": event.reason})
+        )
+        self._roster.leave(member, now)
+        self._pace.forget(member)
+        self._greeted.pop(member, None)
+        if len(self._roster.current) < self._policy.schedule.quorum:
+            self._quorum_since = None
+        if self._schedule is not None:
+            for round_ in self._schedule:
+                round_.lose(member)
+        if self._finalization is not None:
+            self._finalization.lost(member)
+
+    # ------------------------------------------------------------------ assembling
+
+    def _on_init(self, event: ev.InitArrived, now: float) -> None:
+        if event.member.learner_id != 0:
+            self._do(fx.Expel(event.member, "INIT_PARAMS: only learner 0 may initialise"))
+        elif self._roster.is_live(event.member) and not self._initialized[event.fragment]:
+            self._initialized[event.fragment] = True
+            self._do(fx.Initialize(event.fragment, event.values))
+            self._assemble(now)
+
+    def _assemble(self, now: float) -> None:
+        if self.phase is not Phase.ASSEMBLING or not self._initialized or not all(self._initialized):
+            return
+        connected = len(self._roster.current)
+        if connected >= self._policy.schedule.quorum and self._quorum_since is None:
+            self._quorum_since = now
+        start_at = self._start_at()
+        if connected == self._policy.learners or (start_at is not None and now >= start_at):
+            self._start(now)
+
+    def _start_at(self) -> float | None:
+        """A resumed run also starts once a quorum has been connected for the start grace."""
+        if self._resumed is None or self._quorum_since is None:
+            return None
+        return self._quorum_since + self._policy.schedule.start_grace_s
+
+    def _start(self, now: float) -> None:
+        versions = self._plan.versions
+        for fragment, version in enumerate(versions):
+            lacking = tuple(
+                m for m in self._roster.current if fragment not in self._greeted.get(m, frozenset())
+            )
+            if lacking:
+                self._do(fx.Broadcast(fragment, version, lacking))
+        self._greeted.clear()
+        self.phase = Phase.RUNNING
+        self._do(fx.Say(f"training starts at step {self.committed} with {len(self._roster.current)} learners"))
+        if self._plan.complete:
+            self._finalize(now)
+
+    def _waiting_to_start(self) -> str:
+        if not self._initialized:
+            return f"assembling: no learner is connected yet, {self._policy.learners} are awaited"
+        here = {m.learner_id for m in self._roster.current}
+        away = [i for i in range(self._policy.learners) if i not in here][:8]
+        parts = []
+        if away:
+            parts.append(f"learners {', '.join(map(str, away))} are not connected")
+        if not all(self._initialized):
+            done = sum(self._initialized)
+            parts.append(f"{done} of {len(self._initialized)} fragments are initialised (learner 0 sends them)")
+        return "assembling: " + " and ".join(parts)
+
+    # ------------------------------------------------------------------ rounds
+
+    def _launch(self, now: float) -> None:
+        members = self._roster.current
+        if not members:
+            return
+        for round_ in self._plan:
+            if round_.state is RoundState.EXPIRED:
+                self._start_attempt(round_, now)
+        while (at := self._plan.earliest_launch()) is not None and at <= now:
+            self._start_attempt(self._plan.open_next(members, now), now)
+
+    def _start_attempt(self, round_: Round, now: float) -> None:
+        round_.launch(self._roster.current, self._policy.schedule.quorum, now)
+        self._do(*(fx.SendPull(m, round_.fragment, round_.step, round_.attempt) for m in round_.members))
+
+    def _on_push(self, push: ev.PushArrived, now: float) -> None:
+        round_ = self._schedule.rounds.get(push.step) if self._schedule is not None else None
+        rejection = Rejection.OUT_OF_ROUND if round_ is None else round_.offer(push, now)
+        if rejection is not None:
+            self._rejected[rejection.value] += 1
+            reason = rejection.value.replace("_", " ")
+            self._note_reject("push", push.member.learner_id, reason, step=push.step, attempt=push.attempt)
+            self._do(
+                fx.Say(f"push of {push.member} for round {push.step} attempt {push.attempt} rejected: {reason}")
+            )
+        elif round_ is not None:
+            self._pace.observe_step(push.member, push.local_step, now)
+            if round_.quorum_s is not None and round_.at_quorum:
+                self._pace.observe_quorum(round_.quorum_s)
+
+    def _settle_rounds(self, now: float) -> None:
+        if self._schedule is None or self.phase is not Phase.RUNNING:
+            return
+        for round_ in self._schedule:
+            was_open, answers = round_.is_open, len(round_.responses)
+            round_.settle(now)
+            if round_.at_quorum:
+                round_.arm_grace(self._grace_s(round_), now)
+                round_.settle(now)
+            if round_.state is RoundState.CLOSED:
+                self._merge(round_)
+            elif was_open and round_.state is RoundState.EXPIRED:
+                self._on_expired(round_, answers)
+
+    def _grace_s(self, round_: Round) -> float:
+        """Learners whose data has ended (weight 0) must not crowd out one that still trains: wait for it in full."""
+        if round_.weight <= 0:
+            return self._policy.schedule.grace_ms / 1000
+        return self._pace.grace_s(round_.members)
+
+    def _merge(self, round_: Round) -> None:
+        round_.state = RoundState.MERGING
+        responses = round_.ordered_responses
+        self._do(fx.Merge(round_.step, round_.fragment, responses, tuple(r.weight for r in responses)))
+
+    def _on_expired(self, round_: Round, answers: int) -> None:
+        missing = [m.learner_id for m in round_.members]
+        text = f"round {round_.step} attempt {round_.attempt} expired: {answers} of {round_.quorum} answered"
+        fields = {"step": round_.step, "attempt": round_.attempt, "quorum": round_.quorum, "answered": answers}
+        self._do(fx.Note("retry", {**fields, "expected": missing}), fx.Say(text, warning=True))
+
+    def _commit_ready(self, now: float) -> None:
+        while (round_ := self._plan.pop_ready()) is not None:
+            for response in round_.ordered_responses:
+                self._ledger.add(response)
+            line = merge_line(round_, self._rejected)
+            self._rejected.clear()
+            self._reject_notes = 0
+            self._do(fx.Commit(round_.step, round_.fragment), fx.Record(round_.step, round_.launched_at, line))
+            if self._plan.complete:
+                self._finalize(now)
+                return
+            every = self._policy.checkpoint.every
+            if self._policy.checkpoint.path is not None and every and round_.step % every == 0:
+                self._do(fx.SaveCheckpoint(round_.step))
+            self._do(fx.Broadcast(round_.fragment, round_.step, self._roster.current))
+
+    def _note_reject(self, what: str, learner_id: int, reason: str, **fields: int) -> None:
+        if self._reject_notes < _MAX_REJECT_NOTES:
+            self._reject_notes += 1
+            self._do(fx.Note("reject", {"what": what, "id": learner_id, "reason": reason, **fields}))
+
+    # ------------------------------------------------------------------ the end
+
+    def _finalize(self, now: float) -> None:
+        step, members = self.committed, self._roster.current
+        self.phase = Phase.FINALIZING
+        self._finalization = Finalization(
+            (m.learner_id for m in members), step, now + self._policy.final.ack_timeout_s
+        )
+        self._do(fx.Say(f"training complete after {step} outer steps"), fx.WriteFinal(step))
+        self._do(fx.Note("final", {"step": step, "expected": [m.learner_id for m in members]}))
+        if not members:
+            self._fail(f"no learner was connected at the final cut of step {step}: its state is written, unmarked")
+        for member in members:
+            self._send_cut(member)
+
+    def _send_cut(self, member: Member) -> None:
+        self._final.queued(member)
+        self._do(fx.SendCut(member, self._final.step, self._plan.versions))
+
+    def _on_ack(self, event: ev.AckArrived) -> None:
+        if not self._roster.is_live(event.member):
+            return
+        if self._finalization is None:
+            self._do(fx.Expel(event.member, "FINAL_ACK before the run has ended"))
+            return
+        violation = self._finalization.acknowledge(event.member, event.step)
+        if violation is not None:
+            self._do(fx.Expel(event.member, violation))
+        elif self._finalization.complete:
+            self._complete()
+
+    def _complete(self) -> None:
+        self._do(fx.Say("all learners acknowledged final cut"))
+        if self._policy.checkpoint.mark_final:
+            self._do(fx.WriteMarker(self._final.step))
+        self._do(*(fx.SendShutdown(m) for m in self._final.acked_members if self._roster.is_live(m)))
+        self._do(fx.Note("end", {"step": self.committed, "code": 0}), fx.Finish(0))
+        self.phase = Phase.DONE
+
+    def _check_ack_deadline(self, now: float) -> None:
+        if now >= self._final.deadline:
+            missing = ", ".join(map(str, self._final.missing))
+            self._fail(
+                f"final cut not acknowledged within {self._policy.final.ack_timeout_s} s by learners {missing}: the "
+                f"checkpoint of step {self.committed} is written, unmarked"
+            )
+
+    def _loss_at(self) -> float | None:
+        absent = self._roster.longest_absent()
+        if self._policy.schedule.on_loss == "continue" or absent is None:
+            return None
+        return absent[1] + self._policy.schedule.loss_after_s
+
+    def _check_losses(self, now: float) -> None:
+        at, absent = self._loss_at(), self._roster.longest_absent()
+        if at is not None and absent is not None and now >= at:
+            self._save()
+            self._fail(
+                f"learner {absent[0]} has been away for {self._policy.schedule.loss_after_s:g} s and "
+                f"schedule.on_loss=stop: the run ends at step {self.committed}"
+            )
+
+    def _on_interrupt(self) -> None:
+        if self.phase is Phase.RUNNING:
+            self._save()
+        self.phase = Phase.FAILED
+        text = f"interrupted at step {self.committed}"
+        self._do(fx.Note("end", {"step": self.committed, "code": 130, "reason": text}), fx.Finish(130, text))
+
+    def _save(self) -> None:
+        if self._policy.checkpoint.path is not None:
+            self._do(fx.SaveCheckpoint(self.committed))
+
+    def _fail(self, text: str) -> None:
+        self.phase = Phase.FAILED
+        self._do(fx.Note("end", {"step": self.committed, "code": 1, "reason": text}), fx.Finish(1, text))
