@@ -1,0 +1,123 @@
+"""The authoritative final parameters of a run folder, into a model.
+
+They are the syncer's: f32, the same for every learner, written when the run was complete. What a learner holds in
+memory before that is not it, so a folder without the completion marker is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from yeto_torch.folder import RunFolder
+from yeto_torch.protocol.errors import StateError
+from yeto_torch.protocol.layout import Layout
+
+_MARKER = re.compile(r"YETO_FINAL_V1\nglobal_step=(\d{1,20})\n")
+
+
+def load_final(model: torch.nn.Module, run_dir: str | os.PathLike[str], *, strict: bool = True) -> int:
+    """Overwrite ``model``'s parameters with the final ones of the run in ``run_dir``.
+
+    Each parameter keeps its device and dtype (a lower precision rounds the f32 values); a tied one is written once.
+    Buffers, and parameters that the run did not hold, stay as they are. Nothing is written unless everything fits.
+
+    Args:
+        model: a model with the names and shapes of the run, with or without DDP, FSDP or ``torch.compile`` around it.
+        run_dir: the folder that ``yeto_torch.run`` or the demonstration printed.
+        strict: refuse a model with trainable parameters that the run did not hold.
+
+    Returns:
+        The number of outer steps of the run.
+
+    Raises:
+        StateError: the run is not complete, or a file of the folder is missing, damaged or of another run.
+        ValueError: the model's names or shapes are not the run's.
+    """
+    folder = RunFolder(Path(run_dir))
+    step = _marker_step(folder)
+    layout = Layout.load(folder.layout)
+    values = _read_state(folder, step, layout)
+    targets = _targets(model, layout, strict=strict)
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(values[name])
+    return step
+
+
+def _marker_step(folder: RunFolder) -> int:
+    try:
+        text = folder.marker.read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        raise StateError(
+            f"{folder.path}: the run is not complete ({folder.marker.name} is missing); run the same command with the "
+            "same run folder again to resume it"
+        ) from None
+    except OSError as error:
+        raise StateError(f"{folder.marker}: {error.strerror or error}") from error
+    match = _MARKER.fullmatch(text)
+    if match is None:
+        raise StateError(f"{folder.marker}: not a completion marker")
+    return int(match[1])
+
+
+def _read_state(folder: RunFolder, step: int, layout: Layout) -> dict[str, torch.Tensor]:
+    """Parameter name -> f32 tensor of its shape, of exactly this step and layout."""
+    try:
+        with safe_open(folder.state, framework="pt") as file:
+            metadata = file.metadata() or {}
+            values = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - the file object is no dict
+    except (OSError, SafetensorError) as error:
+        raise StateError(f"{folder.state}: {getattr(error, 'strerror', None) or error}") from error
+    for key, expected in (("step", str(step)), ("fingerprint", layout.fingerprint.hex())):
+        if metadata.get(key) != expected:
+            raise StateError(
+                f"{folder.state}: its {key} is {metadata.get(key)!r}, but the run folder says {expected!r}; "
+                "the files are not of one run"
+            )
+    named = {
+        tensor.name: (f"fragment.{f}.tensor.{i}", tensor)
+        for f, fragment in enumerate(layout.fragments)
+        for i, tensor in enumerate(fragment.tensors)
+    }
+    out = {}
+    for name, (alias, tensor) in named.items():
+        value = values.get(name, values.get(alias))
+        if value is None or value.numel() != tensor.numel:
+            raise StateError(f"{folder.state}: no tensor of {tensor.numel} values for {name!r}")
+        out[name] = value.reshape(tensor.shape)
+    return out
+
+
+def _targets(model: torch.nn.Module, layout: Layout, *, strict: bool) -> dict[str, torch.nn.Parameter]:
+    """Layout name -> the model's parameter; raises ValueError unless names and shapes agree."""
+    aliases = {canonical_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    targets = {}
+    for tensor in layout.tensors:
+        parameter = aliases.get(tensor.name)
+        if parameter is None:
+            raise ValueError(f"the model has no parameter {tensor.name!r}, which the run trained")
+        if tuple(parameter.shape) != tensor.shape:
+            raise ValueError(
+                f"parameter {tensor.name!r} is {tuple(parameter.shape)} in the model, but {tensor.shape} in the run"
+            )
+        targets[tensor.name] = parameter
+    held = {id(parameter) for parameter in targets.values()}
+    extra = [name for name, p in aliases.items() if p.requires_grad and p.numel() and id(p) not in held]
+    if strict and extra:
+        raise ValueError(
+            f"the run did not train {extra[0]!r} ({len(extra)} such in the model); strict=False leaves them as they are"
+        )
+    return targets
+
+
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def canonical_name(name: str) -> str:
+    """A parameter's name without the segments that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

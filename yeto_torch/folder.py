@@ -1,0 +1,73 @@
+"""The run folder: which file of a local run lies where.
+
+The launcher and the demonstration write it, ``load_final`` and the reading commands look into it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from yeto_torch.protocol.errors import RunError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The paths of one run. Nothing is created before ``held``."""
+
+    path: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The syncer's state: periodic, and at the end final."""
+        return self.path / "checkpoint.yeto"
+
+    @property
+    def marker(self) -> Path:
+        """Exists once every learner acknowledged the final cut; written by the syncer beside the checkpoint."""
+        return self.path / "checkpoint.yeto.final"
+
+    @property
+    def state(self) -> Path:
+        """The final parameters as safetensors, f32."""
+        return self.path / "model.safetensors"
+
+    @property
+    def layout(self) -> Path:
+        """Names and shapes of the parameters, written by learner 0."""
+        return self.path / "layout.json"
+
+    @property
+    def tape(self) -> Path:
+        """The event tape, one JSON object a line."""
+        return self.path / "tape.jsonl"
+
+    @property
+    def address(self) -> Path:
+        """``host:port`` of the syncer while it runs."""
+        return self.path / "syncer.address"
+
+    @contextmanager
+    def held(self) -> Iterator[str]:
+        """Create the folder, keep other launchers out of it, and give its run id, a new one in a new folder.
+
+        The run id decides whether a checkpoint may be continued, so starting again in the same folder resumes its run.
+        Raises RunError when another launcher works in the folder, OSError when it cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "run_id").open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock goes with the process, however it ends
+            except BlockingIOError:
+                raise RunError(f"run folder {self.path} is in use by another launcher") from None
+            file.seek(0)
+            run_id = file.read().strip()
+            if not run_id:
+                run_id = secrets.token_hex(8)
+                file.write(run_id + "\n")
+                file.flush()
+            yield run_id

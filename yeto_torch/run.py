@@ -1,0 +1,143 @@
+"""``python -m yeto_torch.run``: a syncer and N learners of your own script on this machine.
+
+    python -m yeto_torch.run --learners 2 total_steps=400 -- train.py --epochs 3
+
+The script is an ordinary training script that wraps its optimizer; address, learner id and run id reach it through the
+YETO_* environment. This module is the command line alone; ``fleet`` runs the processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from yeto_torch.fleet import Launch, key_of, start
+from yeto_torch.folder import RunFolder
+from yeto_torch.protocol.errors import RunError
+
+CONFIGURATION = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: the first failure's, 130 when interrupted, 2 for a wrong command."""
+    try:
+        launch = parse(list(sys.argv[1:] if argv is None else argv))
+    except ValueError as error:
+        return _complain(str(error))
+
+    try:
+        outcome = start(launch, _Printer(), _note)
+    except RunError as error:
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"run folder {launch.folder.path}: {error.strerror or error}")
+    if outcome.failure is not None:
+        first = outcome.failure
+        _note(f"first failure: {first.name}, exit code {first.code}; its last lines were")
+        for text in first.tail:
+            print(f"    {text}", file=sys.stderr)
+    if outcome.note:
+        _note(outcome.note)
+    if outcome.code == 0:
+        _note(f"complete: {launch.folder.path}")
+    return outcome.code
+
+
+class _Printer:
+    """Prefixes and prints the children's lines. Once nobody reads them any more the launch ends as if interrupted."""
+
+    def __init__(self) -> None:
+        self._read = True
+
+    def __call__(self, name: str, text: str) -> None:
+        if not self._read:
+            return
+        try:
+            print(f"[{name}] {text}", flush=True)
+        except BrokenPipeError:
+            self._read = False
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at exit
+            signal.raise_signal(signal.SIGINT)
+
+
+def _note(text: str) -> None:
+    print(f"[run] {text}", file=sys.stderr, flush=True)
+
+
+def _complain(text: str) -> int:
+    print(f"yeto_torch.run: error: {text}", file=sys.stderr)
+    return CONFIGURATION
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parse(argv: list[str]) -> Launch:
+    """The command line as a Launch. Raises ValueError with one sentence."""
+    parser = _Parser(
+        prog="python -m yeto_torch.run",
+        usage="%(prog)s --learners N [options] total_steps=T [key=value ...] -- script.py [args ...]",
+        description="A syncer and N learners of your script on this machine; one Ctrl-C stops all.",
+        epilog="key=value goes to the syncer (python -m syncer --cfg job lists the keys); -- -m module works too.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--learners", type=int, required=True, metavar="N", help="how many learners to start")
+    parser.add_argument("--run-dir", type=Path, metavar="D", help="default: runs/<time>; the same folder again resumes")
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="K", help="restart a failed learner, K times each"
+    )
+    parser.add_argument(
+        "--grace-s", type=float, default=30.0, metavar="S", help="time to end after Ctrl-C (default 30)"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    split = argv.index("--") if "--" in argv else len(argv)
+    options = parser.parse_intermixed_args(argv[:split])
+    command = argv[split + 1 :]
+    _check(options, command)
+    folder = RunFolder((options.run_dir or new_run_dir(Path("runs"))).absolute())
+    return Launch(
+        folder, options.learners, tuple(command), tuple(options.overrides), options.max_restarts, options.grace_s
+    )
+
+
+def _check(options: argparse.Namespace, command: list[str]) -> None:
+    if options.learners < 1:
+        raise ValueError(f"--learners {options.learners}: must be at least 1")
+    if options.max_restarts < 0:
+        raise ValueError(f"--max-restarts {options.max_restarts}: must be at least 0")
+    if not 0 < options.grace_s < float("inf"):
+        raise ValueError(f"--grace-s {options.grace_s}: must be a positive number of seconds")
+    for override in options.overrides:
+        if "=" not in override:
+            raise ValueError(f"{override!r} is not key=value; the script goes behind --")
+        if key_of(override) in ("learners", "listen.address_file"):
+            raise ValueError(f"{override!r}: the launcher sets {key_of(override)} itself")
+    if "total_steps" not in map(key_of, options.overrides):
+        raise ValueError("total_steps=T is missing: the number of outer steps of the run")
+    if not command or command == ["-m"]:
+        raise ValueError("no script: put it behind --, as in -- train.py --epochs 3")
+    if command[0] != "-m" and not Path(command[0]).is_file():
+        raise ValueError(f"no such script: {command[0]}")
+
+
+def new_run_dir(parent: Path) -> Path:
+    """A folder in ``parent`` named after the time, that does not exist yet."""
+    name = time.strftime("%Y%m%d-%H%M%S")
+    number = 1
+    path = parent / name
+    while path.exists():
+        number += 1
+        path = parent / f"{name}-{number}"
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
