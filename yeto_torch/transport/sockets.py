@@ -1,0 +1,223 @@
+"""The pieces for a single socket: connect, first frame, refusal, and one socket of a group with its counters.
+
+It moves bytes between sockets and lent buffers, reads the clock, and turns every failure into an OSError with a
+reason. It must not know what the frames mean or that a socket belongs to a group.
+
+Waits end on bytes, on a deadline, or on ``shutdown`` from another thread; nothing polls at intervals.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from yeto_torch.protocol.frames import Frame, FrameReader
+from yeto_torch.protocol.limits import FirstFrameLimits
+from yeto_torch.protocol.messages import Buffer, Error, encode
+
+clock = time.monotonic  # seconds; every time in this package is of this clock
+
+REFUSAL_S = 2.0  # to get an ERROR to a peer before its socket is closed
+_DRAIN_BYTES = 64 * 1024 * 1024  # what a closing socket reads and throws away at most
+_SCRATCH_BYTES = 256 * 1024
+_MAX_PARTS = 16  # parts per system call; a slice has at most three
+
+_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 15, 5, 6
+_ACK_TIMEOUT_S = 60.0
+
+
+def tune(sock: socket.socket, write_timeout_s: float = _ACK_TIMEOUT_S) -> None:
+    """Set the options of a connected socket: no Nagle delay; a vanished host is noticed in about a minute.
+
+    Keepalive alone does not run while sent bytes wait for their acknowledgement, hence the second limit. It stays
+    above ``write_timeout_s``: a peer that is alive and does not read is the writer's to judge.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    options = [
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", _KEEPALIVE_PROBES),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", int(1000 * (max(write_timeout_s, _ACK_TIMEOUT_S) + 5))),
+    ]
+    for level, name, value in options:
+        if hasattr(socket, name):  # not every system has every option
+            with suppress(OSError):  # the peer may be gone already; reading will say so
+                sock.setsockopt(level, getattr(socket, name), value)
+
+
+def dial(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A connected, tuned TCP socket, or ConnectionError saying what was tried."""
+    deadline = clock() + timeout_s
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConnectionError(f"cannot reach {host}:{port}: the name does not resolve ({why(error)})") from error
+    tried: list[str] = []
+    for family, kind, proto, _, address in addresses:
+        left = deadline - clock()
+        if left <= 0:
+            break
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.settimeout(left)
+            sock.connect(address)
+            if sock.getsockname() == sock.getpeername():  # nobody listens, and the kernel met itself on a free port
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
+            sock.settimeout(None)
+            tune(sock)
+            return sock
+        except OSError as error:
+            sock.close()
+            tried.append(f"{address[0]}: {why(error)}")
+    raise ConnectionError(f"cannot reach {host}:{port} within {timeout_s:g} s ({'; '.join(tried) or 'no time left'})")
+
+
+def why(error: OSError) -> str:
+    """The words of an OSError without its number."""
+    if isinstance(error, TimeoutError) and not error.strerror:
+        return str(error) or "timed out"
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def read_first_frame(sock: socket.socket, timeout_s: float) -> Frame:
+    """The HELLO or DATA_HELLO a fresh socket must begin with; not one byte behind it is read.
+
+    The whole frame has ``timeout_s`` together, however it trickles in. Raises PeerError on a violation, TimeoutError
+    and ConnectionError when it does not come.
+    """
+    deadline = clock() + timeout_s
+    reader = FrameReader(FirstFrameLimits())
+    try:
+        while True:
+            left = deadline - clock()
+            if left <= 0:
+                raise TimeoutError(f"no whole first frame within {timeout_s:g} s")
+            sock.settimeout(left)
+            count = sock.recv_into(reader.buffer())
+            if count == 0:
+                raise ConnectionResetError("closed before its first frame was whole")
+            frame = reader.received(count)
+            if frame is not None:
+                return frame
+    except TimeoutError as error:
+        raise TimeoutError(f"no whole first frame within {timeout_s:g} s") from error
+    finally:
+        with suppress(OSError):
+            sock.settimeout(None)
+
+
+def send_parts(sock: socket.socket, parts: Sequence[Buffer], timeout_s: float) -> None:
+    """Hand one frame to the kernel, for sockets that are in no group yet. Raises OSError."""
+    Stream(0, sock).write(parts, timeout_s)
+
+
+def refuse(sock: socket.socket, text: str) -> None:
+    """Send ERROR and close, so that the text arrives although the peer may still be sending. At most about 2 s."""
+    deadline = clock() + REFUSAL_S
+    with suppress(OSError):
+        send_parts(sock, encode(Error(text)), REFUSAL_S)
+        linger(sock, deadline)
+    sock.close()
+
+
+def linger(sock: socket.socket, deadline: float) -> None:
+    """Say that nothing more follows, then read and drop until the peer closes or ``deadline`` passes.
+
+    Closing a socket that holds unread bytes would send a reset, and that destroys what the peer has not read yet.
+    """
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        drained = 0
+        while drained < _DRAIN_BYTES and (left := deadline - clock()) > 0 and poller.poll(1000 * left):
+            try:
+                count = sock.recv_into(scratch, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # another thread was faster
+                continue
+            if count == 0:
+                return
+            drained += count
+
+
+class Stream:
+    """One connected socket and its counters. One thread may read and another write.
+
+    Attributes:
+        index: 0 for the control stream, i + 1 for data stream i.
+        bytes_sent, bytes_received: of everything, envelopes included.
+        last_received_at: monotonic seconds.
+    """
+
+    def __init__(self, index: int, sock: socket.socket) -> None:
+        self.index, self._sock = index, sock
+        self.bytes_sent = self.bytes_received = 0
+        self.last_received_at = clock()
+        sock.settimeout(None)
+        self._writable = select.poll()
+        self._writable.register(sock, select.POLLOUT)
+
+    def __str__(self) -> str:
+        return f"data stream {self.index - 1}" if self.index else "the control stream"
+
+    def frames(self, reader: FrameReader) -> Iterator[tuple[Frame, float]]:
+        """Every frame with the time its last byte arrived, until the peer closes. Raises OSError and PeerError."""
+        while count := self._sock.recv_into(reader.buffer()):
+            self.bytes_received += count
+            self.last_received_at = now = clock()
+            frame = reader.received(count)
+            if frame is not None:
+                yield frame, now
+
+    def discard(self) -> None:
+        """Read and drop until the peer closes or the socket is shut down."""
+        scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        drained = 0
+        while drained < _DRAIN_BYTES and (count := self._sock.recv_into(scratch)):
+            drained += count
+
+    def write(self, parts: Sequence[Buffer], timeout_s: float) -> None:
+        """Hand all parts to the kernel, nothing joined or copied.
+
+        Raises TimeoutError when not a single byte was accepted for ``timeout_s``, another OSError when the socket
+        is lost. This is the only place that writes to a socket.
+        """
+        views = [view for part in parts if (view := memoryview(part).cast("B"))]
+        while views:
+            count = self._write_some(views[:_MAX_PARTS], timeout_s)
+            self.bytes_sent += count
+            while views and count >= len(views[0]):
+                count -= len(views.pop(0))
+            if count:
+                views[0] = views[0][count:]
+
+    def _write_some(self, views: Sequence[memoryview], timeout_s: float) -> int:
+        deadline = clock() + timeout_s
+        while True:
+            try:
+                return self._sock.sendmsg(views, (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                left = deadline - clock()
+                if left <= 0:
+                    raise TimeoutError(f"not a byte was accepted for {timeout_s:g} s") from None
+                self._writable.poll(1000 * left)
+
+    def linger(self, deadline: float) -> None:
+        linger(self._sock, deadline)
+
+    def shutdown(self) -> None:
+        """End both directions; threads that wait on the socket wake up. From any thread."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back. Only when no thread uses it any more."""
+        self._sock.close()
