@@ -31,7 +31,8 @@ from syncer.core.rounds import Rejection, Round, RoundState
 from syncer.core.schedule import Schedule
 from syncer.policy import SyncerPolicy
 
-_MAX_REJECT_NOTES = 64  # reject lines between two merges; a flood must not fill the disk
+_MAX_REJECT_NOTES = 64  # reject lines a minute, on the tape and in the log: a flood must not fill the disk
+_REJECT_WINDOW_S = 60.0
 
 
 class Phase(Enum):
@@ -74,7 +75,7 @@ class Coordinator:
         self._greeted: dict[Member, frozenset[int]] = {}  # while assembling: fragments a member got on joining
         self._quorum_since: float | None = None
         self._rejected: Counter[str] = Counter()
-        self._reject_notes = 0
+        self._reject_notes, self._reject_window_ends = 0, float("-inf")
         self._effects: list[fx.Effect] = []
         self.phase = Phase.ASSEMBLING
 
@@ -181,11 +182,11 @@ class Coordinator:
             case ev.RoundSynced(_, seconds):
                 self._pace.observe_sync(seconds)
             case ev.AckArrived():
-                self._on_ack(event)
+                self._on_ack(event, now)
             case ev.BudgetReported(member, _):
-                self._do(fx.Expel(member, "BUDGET_DONE, but this syncer runs no learner budget"))
-            case ev.GroupLost():
-                self._on_lost(event, now)
+                self._expel(member, "BUDGET_DONE, but this syncer runs no learner budget", now)
+            case ev.GroupLost(member, reason):
+                self._on_lost(member, reason, now)
             case ev.Interrupted():
                 self._on_interrupt()
 
@@ -195,11 +196,8 @@ class Coordinator:
         hello = event.hello
         refusal = self._ending_refusal(hello.learner_id) or self._admission.decide(hello)
         if refusal is not None:
-            self._note_reject("hello", hello.learner_id, refusal)
-            self._do(
-                fx.Refuse(event.ticket, refusal),
-                fx.Say(f"refused learner {hello.learner_id}: {refusal}", warning=True),
-            )
+            self._do(fx.Refuse(event.ticket, refusal))
+            self._note_reject(now, "hello", hello.learner_id, refusal)
             return
         member = Member(hello.learner_id, hello.generation)
         if self._schedule is None:
@@ -207,7 +205,8 @@ class Coordinator:
         crowded_out = self._roster.join(member)
         self._do(fx.Admit(event.ticket, member, hello))
         self._do(*(fx.Release(old) for old in crowded_out))
-        self._do(fx.Note("join", {"id": member.learner_id, "generation": member.generation}))
+        fields = {"id": member.learner_id, "generation": member.generation}
+        self._do(fx.Note("join", fields), fx.Say(f"{member} joined"))
         self._greet(member, now)
 
     def _open_session(self, fragments: int) -> None:
@@ -237,13 +236,17 @@ class Coordinator:
             return None
         return f"the run is ending: learner {learner_id} was not connected when its final state was frozen"
 
-    def _on_lost(self, event: ev.GroupLost, now: float) -> None:
-        member = event.member
+    def _expel(self, member: Member, violation: str, now: float) -> None:
+        """Nothing later from this group is used, not even what already waits in the inbox."""
+        if self._roster.is_live(member):
+            self._do(fx.Expel(member, violation))
+            self._on_lost(member, violation, now)
+
+    def _on_lost(self, member: Member, reason: str, now: float) -> None:
         if not self._roster.is_live(member):
             return
-        self._do(
-            fx.Note("leave", {"id": member.learner_id, "generation": member.generation, "reason": event.reason})
-        )
+        fields = {"id": member.learner_id, "generation": member.generation, "reason": reason}
+        self._do(fx.Note("leave", fields), fx.Say(f"{member} left: {reason}"))
         self._roster.leave(member, now)
         self._pace.forget(member)
         self._greeted.pop(member, None)
@@ -259,7 +262,7 @@ class Coordinator:
 
     def _on_init(self, event: ev.InitArrived, now: float) -> None:
         if event.member.learner_id != 0:
-            self._do(fx.Expel(event.member, "INIT_PARAMS: only learner 0 may initialise"))
+            self._expel(event.member, "INIT_PARAMS: only learner 0 may initialise", now)
         elif self._roster.is_live(event.member) and not self._initialized[event.fragment]:
             self._initialized[event.fragment] = True
             self._do(fx.Initialize(event.fragment, event.values))
@@ -325,15 +328,14 @@ class Coordinator:
         self._do(*(fx.SendPull(m, round_.fragment, round_.step, round_.attempt) for m in round_.members))
 
     def _on_push(self, push: ev.PushArrived, now: float) -> None:
+        if not self._roster.is_live(push.member):
+            return
         round_ = self._schedule.rounds.get(push.step) if self._schedule is not None else None
         rejection = Rejection.OUT_OF_ROUND if round_ is None else round_.offer(push, now)
         if rejection is not None:
             self._rejected[rejection.value] += 1
             reason = rejection.value.replace("_", " ")
-            self._note_reject("push", push.member.learner_id, reason, step=push.step, attempt=push.attempt)
-            self._do(
-                fx.Say(f"push of {push.member} for round {push.step} attempt {push.attempt} rejected: {reason}")
-            )
+            self._note_reject(now, "push", push.member.learner_id, reason, step=push.step, attempt=push.attempt)
         elif round_ is not None:
             self._pace.observe_step(push.member, push.local_step, now)
             if round_.quorum_s is not None and round_.at_quorum:
@@ -376,7 +378,6 @@ class Coordinator:
                 self._ledger.add(response)
             line = merge_line(round_, self._rejected)
             self._rejected.clear()
-            self._reject_notes = 0
             self._do(fx.Commit(round_.step, round_.fragment), fx.Record(round_.step, round_.launched_at, line))
             if self._plan.complete:
                 self._finalize(now)
@@ -386,10 +387,16 @@ class Coordinator:
                 self._do(fx.SaveCheckpoint(round_.step))
             self._do(fx.Broadcast(round_.fragment, round_.step, self._roster.current))
 
-    def _note_reject(self, what: str, learner_id: int, reason: str, **fields: int) -> None:
-        if self._reject_notes < _MAX_REJECT_NOTES:
-            self._reject_notes += 1
-            self._do(fx.Note("reject", {"what": what, "id": learner_id, "reason": reason, **fields}))
+    def _note_reject(self, now: float, what: str, learner_id: int, reason: str, **fields: int) -> None:
+        if now >= self._reject_window_ends:
+            self._reject_notes, self._reject_window_ends = 0, now + _REJECT_WINDOW_S
+        self._reject_notes += 1
+        if self._reject_notes <= _MAX_REJECT_NOTES:
+            at = "".join(f", {key} {value}" for key, value in fields.items())
+            self._do(
+                fx.Note("reject", {"what": what, "id": learner_id, "reason": reason, **fields}),
+                fx.Say(f"refused a {what} of learner {learner_id}{at}: {reason}", warning=True),
+            )
 
     # ------------------------------------------------------------------ the end
 
@@ -410,15 +417,15 @@ class Coordinator:
         self._final.queued(member)
         self._do(fx.SendCut(member, self._final.step, self._plan.versions))
 
-    def _on_ack(self, event: ev.AckArrived) -> None:
+    def _on_ack(self, event: ev.AckArrived, now: float) -> None:
         if not self._roster.is_live(event.member):
             return
         if self._finalization is None:
-            self._do(fx.Expel(event.member, "FINAL_ACK before the run has ended"))
+            self._expel(event.member, "FINAL_ACK before the run has ended", now)
             return
         violation = self._finalization.acknowledge(event.member, event.step)
         if violation is not None:
-            self._do(fx.Expel(event.member, violation))
+            self._expel(event.member, violation, now)
         elif self._finalization.complete:
             self._complete()
 
@@ -466,4 +473,4 @@ class Coordinator:
 
     def _fail(self, text: str) -> None:
         self.phase = Phase.FAILED
-        self._do(fx.Note("end", {"step": self.committed, "code": 1, "reason": text}), fx.Finish(1, text))
+        self._do(fx.Note("end", {"step": self.committed, "code": 1, "reason": text}), fx.Finish(1, text, terminal=True))

@@ -152,10 +152,15 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run is over with this exit code; ``text`` says why when it is not 0."""
+    """The run is over with this exit code; ``text`` says why when it is not 0.
+
+    ``terminal``: learners are told so with ERROR. Otherwise a restart of the syncer can take them up again, and they
+    see a closed connection only.
+    """
 
     code: int
     text: str = ""
+    terminal: bool = False
 
 
 Effect = (

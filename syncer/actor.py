@@ -1,0 +1,307 @@
+"""The one loop: take an event, ask the coordinator, do its effects in order.
+
+The main thread is the actor; only it touches the global state, the tape and the checkpoint. It decides nothing: what
+to do and in which order comes from ``core/coordinator``. Events carry the time they arrived, and the inbox is drained
+before a deadline may fire, so that a slow merge or checkpoint cannot make a punctual answer late.
+
+Source: protocol v4, the sequential coordinator; rulings on the effects of one commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+
+from syncer.checkpoint.files import write_checkpoint, write_marker
+from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
+from syncer.core import effects as fx
+from syncer.core import events as ev
+from syncer.core.admission import Identity
+from syncer.core.coordinator import Coordinator
+from syncer.final_state import write_final_state
+from syncer.merge.iso import flatten_spectrum
+from syncer.merge.merge import merge_fragment, total_norm
+from syncer.policy import SyncerPolicy
+from syncer.progress import Progress
+from syncer.server import Server
+from syncer.state import GlobalState
+from syncer.tape import Tape
+from yeto_torch.protocol.errors import RunError, StateError
+from yeto_torch.protocol.layout import Layout
+from yeto_torch.protocol.messages import BcastFragment, FinalFragment, FinalManifest, PullReq, Shutdown
+
+log = logging.getLogger("syncer")
+
+_STALL_S = 3.0  # nothing committed for so long: say what is awaited, once per reason
+_BATCH = 256  # events taken between two looks at the clock
+
+Item = tuple[ev.Event, float, Callable[[], None] | None]
+clock = time.monotonic
+
+
+@dataclass(slots=True)
+class _Merged:
+    """A merged gradient between Merge and Commit, and what the work took."""
+
+    gradient: torch.Tensor
+    norm: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class Session:
+    """What the first HELLO fixed."""
+
+    identity: Identity
+    state: GlobalState
+
+
+@dataclass(slots=True)
+class Actor:
+    """Runs one syncer process from the first event to its exit code.
+
+    ``resumed`` is the checkpoint to continue from; its tensors are handed to the state at the first HELLO.
+    """
+
+    policy: SyncerPolicy
+    coordinator: Coordinator
+    device: torch.device
+    tape: Tape
+    resumed: Snapshot | None = None
+    inbox: queue.SimpleQueue[Item] = field(default_factory=queue.SimpleQueue)
+    _server: Server | None = None
+    _session: Session | None = None
+    _merged: dict[int, _Merged] = field(default_factory=dict)
+    _own: deque[ev.Event] = field(default_factory=deque)  # events the effects themselves cause
+    _finish: fx.Finish | None = None
+    _told: str = ""
+    _progress: Progress | None = None
+    _last_commit: float = field(default_factory=clock)
+
+    def post(self, event: ev.Event, now: float, handled: Callable[[], None] | None = None) -> None:
+        """Queue an event that arrived at ``now``; from any thread. ``handled`` is called once it is settled."""
+        self.inbox.put((event, now, handled))
+
+    def run(self, server: Server) -> fx.Finish:
+        """Serve until the coordinator says Finish. A failing effect ends the run with its sentence."""
+        self._server = server
+        self._progress = Progress(self.policy)
+        try:
+            while self._finish is None:
+                self._turn()
+        except (RunError, StateError) as error:
+            # A full disk can be mended and the run resumed: learners may redial. A run that cannot go on tells them.
+            terminal = isinstance(error, RunError)
+            self._finish = fx.Finish(1, str(error), terminal)
+            self._end_line()
+        finally:
+            self._progress.close()
+        return self._finish
+
+    def _end_line(self) -> None:
+        assert self._finish is not None
+        try:
+            self.tape.event("end", step=self.coordinator.committed, code=1, reason=self._finish.text)
+        except StateError as error:
+            log.error("%s", error)
+
+    # ------------------------------------------------------------------ the loop
+
+    def _turn(self) -> None:
+        for event, now, handled in self._next_batch():
+            try:
+                self._perform(self.coordinator.handle(event, now))
+            finally:
+                if handled is not None:
+                    handled()
+            if self._finish is not None:
+                return
+        if self.inbox.empty():
+            self._perform(self.coordinator.on_time(clock()))
+            self._explain_waiting()
+
+    def _next_batch(self) -> list[Item]:
+        """Whatever has arrived; waits for the first until the next deadline."""
+        batch: list[Item] = []
+        try:
+            batch.append(self.inbox.get(timeout=self._patience_s()))
+            while len(batch) < _BATCH:
+                batch.append(self.inbox.get_nowait())
+        except queue.Empty:
+            pass
+        return batch
+
+    def _patience_s(self) -> float | None:
+        deadline = self.coordinator.next_deadline()
+        times = [] if deadline is None else [deadline]
+        if self.coordinator.waiting_for() != self._told:
+            times.append(self._last_commit + _STALL_S)
+        return max(0.0, min(times) - clock()) if times else None
+
+    def _explain_waiting(self) -> None:
+        text = self.coordinator.waiting_for()
+        if text != self._told and self._finish is None and clock() >= self._last_commit + _STALL_S:
+            self._told = text
+            log.info("waiting for %s", text)
+
+    def _perform(self, effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            self._do(effect)
+        while self._own and self._finish is None:
+            for effect in self.coordinator.handle(self._own.popleft(), clock()):
+                self._do(effect)
+
+    # ------------------------------------------------------------------ effects
+
+    def _do(self, effect: fx.Effect) -> None:  # noqa: C901 - one flat table of effects reads best in one place
+        match effect:
+            case fx.Admit():
+                self._admit(effect)
+            case fx.Refuse(ticket, text):
+                self.server.refuse(ticket, text)
+            case fx.Expel(member, text):
+                self.server.expel(member, text)
+            case fx.Release(member):
+                self.server.expel(member, None)
+            case fx.Initialize(fragment, values):
+                self.state.initialize(fragment, cast(torch.Tensor, values))
+            case fx.SendPull(member, fragment, step, attempt):
+                self.server.send(member, PullReq(fragment, step, attempt))
+            case fx.Merge():
+                self._merge(effect)
+            case fx.Commit(step, fragment):
+                self._commit(step, fragment)
+            case fx.Record():
+                self._record(effect)
+            case fx.Note(event, fields):
+                self.tape.event(event, **fields)
+            case fx.SaveCheckpoint():
+                self._save_checkpoint()
+            case fx.Broadcast():
+                self._broadcast(effect)
+            case fx.WriteFinal():
+                self._write_final()
+            case fx.SendCut():
+                self._send_cut(effect)
+            case fx.WriteMarker(step):
+                assert self.policy.checkpoint.path is not None
+                write_marker(self.policy.checkpoint.path, step)
+            case fx.SendShutdown(member):
+                self.server.send(member, Shutdown())
+            case fx.Say(text, warning):
+                log.log(logging.WARNING if warning else logging.INFO, "%s", text)
+            case fx.Finish():
+                self._finish = effect
+
+    @property
+    def server(self) -> Server:
+        assert self._server is not None
+        return self._server
+
+    @property
+    def state(self) -> GlobalState:
+        return self.session.state
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+    def _admit(self, effect: fx.Admit) -> None:
+        if self._session is None:
+            state = GlobalState(effect.hello.layout, self.device)
+            if self.resumed is not None:
+                for index, record in enumerate(self.resumed.fragments):
+                    state.restore(index, record.version, _floats(record.params), _floats(record.momentum))
+                state.step = self.resumed.step
+                self.resumed = None  # the state owns the tensors now
+            self._session = Session(Identity.of(effect.hello), state)
+        self.server.admit(effect.ticket, effect.member, effect.hello)
+
+    def _merge(self, effect: fx.Merge) -> None:
+        started = clock()
+        gradient = merge_fragment(
+            self.session.identity.layout.fragments[effect.fragment],
+            [cast(torch.Tensor, r.gradient) for r in effect.responses],
+            effect.weights,
+            self.state.momentum(effect.fragment),
+            correction=self.policy.merge.delta_correction == "heloco",
+            spectrum=flatten_spectrum,
+        )
+        norm = total_norm(gradient)
+        self._merged[effect.step] = _Merged(gradient, norm, clock() - started)
+        self._own.append(ev.MergeDone(effect.step))
+
+    def _commit(self, step: int, fragment: int) -> None:
+        started = clock()
+        merged = self._merged[step]
+        self.state.commit(step, fragment, merged.gradient, self.policy.outer.lr_at(step), self.policy.outer.momentum)
+        merged.seconds += clock() - started
+        self._last_commit = clock()
+
+    def _record(self, effect: fx.Record) -> None:
+        merged = self._merged[effect.step]
+        timings = {
+            "gnorm": merged.norm,
+            "ms": 1000 * (clock() - effect.launched_at),
+            "sync_ms": 1000 * merged.seconds,
+            "time": time.time(),
+        }
+        line = {**effect.line, **timings}
+        self.tape.write(line)
+        if self._progress is not None:
+            self._progress.committed(line, self.server)
+
+    def _broadcast(self, effect: fx.Broadcast) -> None:
+        started = clock()
+        data = self.state.broadcast_bytes(effect.fragment, self.session.identity.dtype)
+        message = BcastFragment(effect.fragment, effect.version, data)
+        for member in effect.members:
+            self.server.send(member, message)
+        merged = self._merged.pop(effect.version, None)
+        if merged is not None:
+            self._own.append(ev.RoundSynced(effect.version, merged.seconds + clock() - started))
+
+    def _snapshot(self) -> Snapshot:
+        identity, fragments = self.session.identity, []
+        for index, version in enumerate(self.state.versions):
+            params, momentum = self.state.host(index)
+            fragments.append(FragmentRecord(version, _bytes(params), _bytes(momentum)))
+        rows = tuple(LedgerEntry(*row) for row in self.coordinator.ledger_rows)
+        backend = int(self.policy.merge.iso_backend)
+        return Snapshot(3, backend, identity.fingerprint, identity.contract, self.state.step, fragments, rows)
+
+    def _save_checkpoint(self) -> None:
+        if self.policy.checkpoint.path is not None and self._session is not None:
+            write_checkpoint(self.policy.checkpoint.path, self._snapshot())
+
+    def _write_final(self) -> None:
+        self._save_checkpoint()
+        final, identity = self.policy.final, self.session.identity
+        if final.state_path is not None:
+            names = None if final.layout_path is None else Layout.load(final.layout_path)
+            params = [self.state.host(f)[0] for f in range(len(identity.layout))]
+            write_final_state(final.state_path, params, identity.layout, self.state.step, identity.fingerprint, names)
+
+    def _send_cut(self, effect: fx.SendCut) -> None:
+        for fragment, version in enumerate(effect.versions):
+            data = self.state.final_bytes(fragment)
+            self.server.send(effect.member, FinalFragment(fragment, version, data))
+        self.server.send(effect.member, FinalManifest(effect.step, effect.versions))
+
+
+def _floats(data: bytes | bytearray | memoryview) -> torch.Tensor:
+    """A checkpoint's raw f32 bytes as a tensor on the same memory."""
+    return torch.frombuffer(data, dtype=torch.float32)
+
+
+def _bytes(values: torch.Tensor) -> memoryview:
+    """A contiguous CPU tensor's memory."""
+    return memoryview(values.numpy()).cast("B")

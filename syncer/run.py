@@ -1,0 +1,143 @@
+"""The composition root: builds the rooms, opens the files in the right order, owns the exit code.
+
+    what the file alone decides about resuming -> tape -> listener -> address file -> the actor's loop -> goodbye
+
+Nothing listens before the checkpoint is known to be usable; nothing is written before the port is ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from syncer.actor import Actor, clock
+from syncer.checkpoint import files
+from syncer.checkpoint.format import CheckpointFacts, Snapshot
+from syncer.checkpoint.resume import Refuse, at_hello, at_start
+from syncer.core import effects as fx
+from syncer.core import events as ev
+from syncer.core.coordinator import Coordinator, ResumePoint
+from syncer.policy import CheckpointPolicy, SyncerPolicy
+from syncer.server import Server, write_address_file
+from syncer.state import resolve_device
+from syncer.tape import Tape
+from yeto_torch.protocol.errors import RunError, StateError
+from yeto_torch.protocol.layout import WireLayout
+
+log = logging.getLogger("syncer")
+
+_GOODBYE_S = 2.0  # for SHUTDOWN or ERROR to reach everybody before the process ends
+
+
+def run(policy: SyncerPolicy, profile: bytes) -> int:
+    """Serve one run; returns the exit code (0 complete, 1 failed, 2 configuration, 130 interrupted)."""
+    try:
+        device = resolve_device(policy.merge.device)
+    except ValueError as error:
+        log.error("configuration error: %s", error)
+        return 2
+    try:
+        snapshot = _load(policy)
+        tape = Tape(policy.tape_path)
+    except (RunError, StateError) as error:
+        log.error("%s", error)
+        return 1
+    try:
+        finish = _serve(policy, profile, Actor(policy, _coordinator(policy, profile, snapshot), device, tape, snapshot))
+    except (RunError, StateError) as error:
+        finish = fx.Finish(1, str(error))
+    finally:
+        tape.close()
+    if finish.code:
+        log.error("%s", finish.text)
+    return finish.code
+
+
+def _serve(policy: SyncerPolicy, profile: bytes, actor: Actor) -> fx.Finish:
+    server = Server(policy, actor.device, actor.post)
+    address = server.listen()
+    try:
+        _install_signals(actor)
+        step = actor.coordinator.committed
+        if policy.checkpoint.mark_final and policy.checkpoint.path is not None and step < policy.total_steps:
+            files.remove_marker(policy.checkpoint.path)
+        actor.tape.event("start", step=step, total_steps=policy.total_steps, profile=profile.hex())
+        if policy.listen.address_file is not None:
+            _announce(policy.listen.address_file, address)
+        log.info("syncer listening on %s", address)
+        finish = actor.run(server)
+    except BaseException:
+        server.close()
+        raise
+    server.close(finish.text if finish.terminal else None, _GOODBYE_S if finish.terminal or not finish.code else 0.0)
+    return finish
+
+
+def _announce(path: Path, address: str) -> None:
+    try:
+        write_address_file(path, address)
+    except OSError as error:
+        raise StateError(f"listen.address_file {path}: {error.strerror or error}") from error
+
+
+def _coordinator(policy: SyncerPolicy, profile: bytes, snapshot: Snapshot | None) -> Coordinator:
+    resumed = None
+    if snapshot is not None:
+        rows = tuple((e.learner, e.merges, e.steps, e.tokens) for e in snapshot.ledger)
+        resumed = ResumePoint(snapshot.step, rows, _resume_check(snapshot.facts))
+    return Coordinator(policy, profile, resumed)
+
+
+def _resume_check(facts: CheckpointFacts) -> Callable[[WireLayout, bytes, bytes], str | None]:
+    def check(layout: WireLayout, fingerprint: bytes, contract: bytes) -> str | None:
+        decision = at_hello(facts, layout, fingerprint, contract)
+        return decision.reason if isinstance(decision, Refuse) else None
+
+    return check
+
+
+def _load(policy: SyncerPolicy) -> Snapshot | None:
+    """The checkpoint to continue from, judged by what the file alone tells. Raises StateError with the reason."""
+    checkpoint: CheckpointPolicy = policy.checkpoint
+    if checkpoint.path is None:
+        return None
+    files.remove_stale_temporaries(checkpoint.path)
+    exists = checkpoint.path.exists()
+    if checkpoint.resume == "false":
+        if exists:
+            log.warning(
+                "checkpoint.path %s exists and checkpoint.resume=false: a fresh run will replace it", checkpoint.path
+            )
+        return None
+    if not exists:
+        if checkpoint.resume == "true":
+            raise StateError(
+                f"checkpoint.resume=true, but checkpoint.path {checkpoint.path} does not exist; "
+                f"checkpoint.resume=auto would start fresh"
+            )
+        return None
+    snapshot = files.read_checkpoint(checkpoint.path)
+    decision = at_start(snapshot.facts, int(policy.merge.iso_backend), policy.total_steps)
+    if isinstance(decision, Refuse):
+        raise StateError(f"checkpoint {checkpoint.path}: {decision.reason}")
+    log.info("resuming from %s at step %d", checkpoint.path, snapshot.step)
+    return snapshot
+
+
+def _install_signals(actor: Actor) -> None:
+    """The first SIGINT or SIGTERM ends the run cleanly, a second one at once."""
+    received = False
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        if received:
+            os._exit(130)
+        received = True
+        actor.post(ev.Interrupted(), clock())
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)

@@ -1,0 +1,411 @@
+"""The door: listener, first frames, connection groups.
+
+A thin shell. It accepts sockets, reads one first frame from each, hands HELLOs to the actor and does with them what
+the actor says; groups hand their messages on as events, tensors decoded on the reader threads. It decides nothing
+about who may enter (``core/admission``) or what an answer is worth (``core/rounds``).
+
+    threads   one listener; one per socket whose first frame is awaited, at most max_pending_handshakes;
+              one janitor for what time alone ends; two per socket of a group (transport)
+    bounded   handshakes: the oldest silent socket makes room; data sockets that are early: ``_MAX_EARLY``; events per
+              group: a reader whose group has too many unhandled ones waits, and with it that peer's socket
+
+Source: protocol v4, connection groups; rulings on first frames, DATA_HELLO and liveness.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition, Lock, Semaphore, Thread
+
+import torch
+
+from syncer.core import events as ev
+from syncer.core.events import Member
+from syncer.merge.intake import decode_gradient
+from syncer.merge.weights import learner_weight
+from syncer.policy import SyncerPolicy
+from yeto_torch.protocol import codec
+from yeto_torch.protocol.constants import Direction, MessageType
+from yeto_torch.protocol.errors import LocalError, PeerError, RunError
+from yeto_torch.protocol.frames import Frame
+from yeto_torch.protocol.limits import GroupLimits
+from yeto_torch.protocol.messages import (
+    BudgetDone,
+    DataHello,
+    FinalAck,
+    Heartbeat,
+    Hello,
+    InitParams,
+    Message,
+    PushFragment,
+    decode,
+    decode_hello,
+)
+from yeto_torch.transport.group import Closed, Group
+from yeto_torch.transport.sockets import read_first_frame, refuse
+
+log = logging.getLogger("syncer")
+
+_EARLY_S = 10.0  # how long a data socket may wait for its group's HELLO
+_MAX_EARLY = 1024
+_MAX_TICKETS = 1024  # HELLOs whose socket waits for the actor's word
+_MAX_REFUSALS = 256  # sockets being told why at once
+_MAX_EVENTS = 64  # unhandled events of one group
+
+Post = Callable[[ev.Event, float, Callable[[], None] | None], None]
+"""(event, arrival in monotonic seconds, what to call once it is handled)."""
+
+
+@dataclass(slots=True)
+class _Admitted:
+    """A live group and what the janitor must know about it."""
+
+    group: Group
+    beats: bool = False  # it has sent heartbeats, so silence means something
+
+
+@dataclass(slots=True)
+class _Early:
+    """A data socket that came before its group's HELLO."""
+
+    sock: socket.socket
+    index: int
+    until: float
+
+
+class Server:
+    """Accepts learners for one syncer process.
+
+    Args:
+        policy: the configuration.
+        device: where decoded gradients go.
+        post: hands an event to the actor; called from many threads.
+    """
+
+    def __init__(self, policy: SyncerPolicy, device: torch.device, post: Post) -> None:
+        self._policy, self._device, self._post = policy, device, post
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
+        self._silent: OrderedDict[int, socket.socket] = OrderedDict()  # first frame awaited, oldest first
+        self._tickets: dict[int, socket.socket] = {}
+        self._groups: dict[Member, _Admitted] = {}
+        self._early: OrderedDict[int, tuple[Member, _Early]] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._refusals = Semaphore(_MAX_REFUSALS)
+        self._listener: socket.socket | None = None
+        self._closing = False
+
+    # ------------------------------------------------------------------ opening and closing
+
+    def listen(self) -> str:
+        """Bind and start accepting; returns ``host:port`` as it really is. Raises RunError when it cannot be bound."""
+        listen = self._policy.listen
+        try:
+            infos = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            self._listener = socket.create_server(infos[0][4][:2], family=infos[0][0], backlog=256)
+        except OSError as error:
+            raise RunError(
+                f"cannot listen on {listen.host}:{listen.port}: {error.strerror or error}; choose another listen.host "
+                f"or listen.port (0 = any free port), or stop the process that holds it"
+            ) from error
+        host, port = self._listener.getsockname()[:2]
+        Thread(target=self._accept, args=(self._listener,), name="listener", daemon=True).start()
+        Thread(target=self._janitor, name="janitor", daemon=True).start()
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def close(self, error: str | None = None, linger_s: float = 0.0) -> None:
+        """Stop listening and end every group: with ERROR, after flushing for ``linger_s``, or at once."""
+        with self._lock:
+            self._closing = True
+            groups = [entry.group for entry in self._groups.values()]
+            waiting = [*self._silent.values(), *self._tickets.values(), *(e.sock for _, e in self._early.values())]
+            self._changed.notify_all()
+        if self._listener is not None:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        for sock in waiting:
+            _shut(sock)
+        for group in groups:
+            group.close(error, linger_s)
+        deadline = time.monotonic() + linger_s + 1.0
+        for group in groups:
+            group.join(max(0.0, deadline - time.monotonic()))
+
+    # ------------------------------------------------------------------ what the actor orders
+
+    def admit(self, ticket: int, member: Member, hello: Hello) -> None:
+        """The socket behind ``ticket`` becomes a group and starts to read."""
+        limits = GroupLimits(hello.layout, hello.dtype, Direction.TO_SYNCER, self._policy.schedule.pipeline)
+        reception = _Reception(self, member, hello, self._policy.schedule.pipeline)
+        with self._lock:
+            sock = self._tickets.pop(ticket)
+            group = Group(
+                sock,
+                limits,
+                hello.num_streams,
+                on_message=reception.take,
+                on_closed=lambda closed: self._on_closed(member, closed),
+                write_timeout_s=self._policy.session.write_timeout_s,
+                name=f"learner-{member.learner_id}",
+            )
+            reception.entry = self._groups[member] = _Admitted(group)
+            early = [(number, entry) for number, (whose, entry) in self._early.items() if whose == member]
+            for number, _ in early:
+                del self._early[number]
+            self._changed.notify_all()
+        group.start()
+        for _, entry in early:
+            self._attach(group, entry.index, entry.sock)
+
+    def refuse(self, ticket: int, text: str) -> None:
+        """ERROR to the socket behind ``ticket``."""
+        with self._lock:
+            sock = self._tickets.pop(ticket)
+        self._refuse_later(sock, text)
+
+    def send(self, member: Member, message: Message) -> None:
+        """Queue a message to a group; never blocks. A group that is gone meanwhile drops it."""
+        with self._lock:
+            entry = self._groups.get(member)
+        if entry is not None:
+            entry.group.send(message)
+
+    def expel(self, member: Member, text: str | None) -> None:
+        """Close a group, with ERROR when there is a text."""
+        with self._lock:
+            entry = self._groups.get(member)
+        if entry is not None:
+            entry.group.close(text)
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """(received, sent) by the groups that are live now."""
+        with self._lock:
+            groups = [entry.group for entry in self._groups.values()]
+        return sum(g.bytes_received for g in groups), sum(g.bytes_sent for g in groups)
+
+    # ------------------------------------------------------------------ first frames
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                if self._closing or listener.fileno() < 0:
+                    return
+                log.warning("accept failed: %s", error)  # out of descriptors: wait for the janitor or a leaver
+                time.sleep(0.1)
+                continue
+            with self._lock:
+                number = next(self._numbers)
+                self._silent[number] = sock
+                crowded_out = None
+                if len(self._silent) > self._policy.session.max_pending_handshakes:
+                    _, crowded_out = self._silent.popitem(last=False)
+            if crowded_out is not None:
+                _shut(crowded_out)
+            Thread(target=self._first_frame, args=(number, sock), name=f"handshake-{number}", daemon=True).start()
+
+    def _first_frame(self, number: int, sock: socket.socket) -> None:
+        try:
+            frame = read_first_frame(sock, self._policy.session.handshake_timeout_s)
+            now = time.monotonic()
+            if self._is_stale(number):
+                sock.close()
+            elif frame.kind is MessageType.HELLO:
+                self._hello(number, sock, frame, now)
+            else:
+                self._data_hello(sock, frame, now)
+        except PeerError as violation:
+            self._is_stale(number)
+            log.warning("refused a connection: %s", violation)
+            self._refuse_later(sock, str(violation))
+        except OSError:
+            self._is_stale(number)
+            sock.close()
+
+    def _is_stale(self, number: int) -> bool:
+        """Take the socket off the list of silent ones; True when it was crowded out meanwhile."""
+        with self._lock:
+            return self._silent.pop(number, None) is None or self._closing
+
+    def _hello(self, number: int, sock: socket.socket, frame: Frame, now: float) -> None:
+        hello = decode_hello(frame.payload, self._policy.learners, self._policy.security.hmac_key)
+        with self._lock:
+            full = len(self._tickets) >= _MAX_TICKETS
+            if not full:
+                self._tickets[number] = sock
+        if full:
+            sock.close()
+        else:
+            self._post(ev.HelloArrived(number, hello), now, None)
+
+    def _data_hello(self, sock: socket.socket, frame: Frame, now: float) -> None:
+        hello = decode(frame.kind, frame.payload)
+        assert isinstance(hello, DataHello)
+        member = Member(hello.learner_id, hello.generation)
+        crowded_out = None
+        with self._lock:
+            entry = self._groups.get(member)
+            if entry is None:
+                early = _Early(sock, hello.stream_index, now + _EARLY_S)
+                self._early[next(self._numbers)] = (member, early)
+                if len(self._early) > _MAX_EARLY:
+                    _, (_, crowded_out) = self._early.popitem(last=False)
+                self._changed.notify_all()
+        if entry is not None:
+            self._attach(entry.group, hello.stream_index, sock)
+        if crowded_out is not None:
+            crowded_out.sock.close()
+
+    def _attach(self, group: Group, index: int, sock: socket.socket) -> None:
+        try:
+            group.attach(index, sock)
+        except PeerError as violation:
+            self._refuse_later(sock, str(violation))
+        except LocalError:  # the group died meanwhile
+            sock.close()
+
+    def _refuse_later(self, sock: socket.socket, text: str) -> None:
+        """Say why and close, on a thread of its own: a peer that does not read must not hold the actor."""
+        if not self._refusals.acquire(blocking=False):
+            sock.close()
+            return
+
+        def say() -> None:
+            try:
+                refuse(sock, text)
+            finally:
+                self._refusals.release()
+
+        Thread(target=say, name="refusal", daemon=True).start()
+
+    # ------------------------------------------------------------------ the end of a group
+
+    def _on_closed(self, member: Member, closed: Closed) -> None:
+        with self._lock:
+            self._groups.pop(member, None)
+        self._post(ev.GroupLost(member, closed.reason), time.monotonic(), None)
+
+    def _janitor(self) -> None:
+        """Ends what only time ends: groups gone silent, data sockets whose group never came."""
+        idle_s = self._policy.session.idle_timeout_s
+        while True:
+            with self._lock:
+                if self._closing:
+                    return
+                now = time.monotonic()
+                late = [number for number, (_, entry) in self._early.items() if entry.until <= now]
+                overdue = [self._early.pop(number)[1].sock for number in late]
+                deadlines = [entry.until for _, entry in self._early.values()]
+                idle = []
+                for entry in self._groups.values():
+                    if entry.beats and not entry.group.closed:
+                        until = entry.group.last_received_at + idle_s
+                        (idle.append(entry.group) if until <= now else deadlines.append(until))
+                if not overdue and not idle:
+                    self._changed.wait(min(deadlines) - now if deadlines else None)
+            for sock in overdue:
+                sock.close()
+            for group in idle:
+                log.warning("%s: no byte for session.idle_timeout_s=%g s, closing it", group.name, idle_s)
+                group.close()
+
+    def _beats(self, entry: _Admitted) -> None:
+        with self._lock:
+            entry.beats = True
+            self._changed.notify_all()
+
+
+class _Reception:
+    """Turns one group's messages into events, on that group's reader threads."""
+
+    def __init__(self, server: Server, member: Member, hello: Hello, pipeline: int) -> None:
+        self._server, self._member, self._hello = server, member, hello
+        self._events = Semaphore(_MAX_EVENTS)
+        self._tensors = Semaphore(2 * pipeline + 2)  # decoded fragments that wait for the actor
+        self.entry: _Admitted | None = None
+
+    def take(self, message: Message, now: float) -> None:
+        """One message. Raises PeerError for what no honest peer sends."""
+        match message:
+            case PushFragment():
+                self._bulk(lambda: self._push(message), now)
+            case InitParams():
+                self._bulk(lambda: self._init(message), now)
+            case Heartbeat():
+                self._check_id(message.learner_id, "HEARTBEAT")
+                if self.entry is not None and not self.entry.beats:
+                    self._server._beats(self.entry)
+                self._hand_on(ev.BeatArrived(self._member, message.local_step), now)
+            case FinalAck():
+                self._hand_on(ev.AckArrived(self._member, message.step), now)
+            case BudgetDone():
+                self._hand_on(ev.BudgetReported(self._member, message.steps), now)
+            case _:
+                raise PeerError(f"{message.TYPE.name} is not for the syncer")
+
+    def _bulk(self, decode_event: Callable[[], ev.Event], now: float) -> None:
+        self._tensors.acquire()
+        try:
+            event = decode_event()
+        except PeerError:
+            self._tensors.release()
+            raise
+        self._server._post(event, now, self._tensors.release)
+
+    def _hand_on(self, event: ev.Event, now: float) -> None:
+        self._events.acquire()
+        self._server._post(event, now, self._events.release)
+
+    def _init(self, message: InitParams) -> ev.Event:
+        if self._member.learner_id != 0:
+            raise PeerError("INIT_PARAMS: only learner 0 may initialise")
+        numel = self._hello.layout.numels[message.fragment]
+        return ev.InitArrived(
+            self._member, message.fragment, codec.decode(message.data, numel, self._hello.dtype.bulk)
+        )
+
+    def _push(self, push: PushFragment) -> ev.Event:
+        self._check_id(push.learner_id, "PUSH_FRAGMENT")
+        numel = self._hello.layout.numels[push.fragment]
+        return ev.PushArrived(
+            self._member,
+            push.fragment,
+            push.step,
+            push.attempt,
+            push.base_version,
+            push.local_step,
+            push.c_steps,
+            push.c_tokens,
+            learner_weight(push.c_tokens, push.c_steps),
+            len(push.data),
+            decode_gradient(push.data, numel, self._hello.dtype, self._server._device),
+        )
+
+    def _check_id(self, learner_id: int, name: str) -> None:
+        if learner_id != self._member.learner_id:
+            raise PeerError(f"{name} of learner {learner_id} on the connection of learner {self._member.learner_id}")
+
+
+def _shut(sock: socket.socket) -> None:
+    """Wake whoever reads from a socket; its owner closes it."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def write_address_file(path: Path, address: str) -> None:
+    """``host:port`` for whoever waits for it; appears whole or not at all. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(address + "\n", encoding="utf-8")
+    temporary.replace(path)
