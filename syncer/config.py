@@ -1,0 +1,315 @@
+"""Every key of ``python -m syncer``: its default, its legal range, its meaning; and the way to a frozen policy.
+
+Decides: which values are legal, alone and together, and what null stands for. The dataclasses below are the schema
+Hydra merges YAML and overrides into (mutable, because it must); ``validate`` turns one at once into the frozen
+``SyncerPolicy`` all other rooms read. A key is declared once, with its rule, by ``_key``.
+
+Must not know: how the values came together (``__main__.py`` composes), torch, sockets. Every error is a ValueError of
+one line: the key, the value, the legal range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from omegaconf import MISSING
+
+from syncer import rules
+from syncer.config_files import HMAC_KEY, TLS, check_files, read_hmac_key
+from syncer.policy import (
+    CheckpointPolicy,
+    FinalPolicy,
+    IsoBackend,
+    ListenPolicy,
+    MergePolicy,
+    OuterPolicy,
+    SchedulePolicy,
+    SecurityPolicy,
+    SessionPolicy,
+    SvdPolicy,
+    SyncerPolicy,
+)
+from syncer.rules import Rule, shown, wrong
+from yeto_torch.protocol.constants import U32_MAX, U64_MAX
+from yeto_torch.protocol.profile import ProfileRecord
+
+_LONGEST_S = 10**9  # 31 years; the waits of the standard library overflow at nine times that
+_LONGEST_MS = 10**9
+_NEUTRAL = {"checkpoint.resume": "false", "checkpoint.mark_final": False, "budget.learner_steps": None}
+_NOT_YET = ("budget.learner_steps", *TLS)
+
+
+# --------------------------------------------------------------------------------------------------------- schema
+
+
+def _key(default: Any, rule: Rule, meaning: str) -> Any:
+    """Declare a key. A default of None makes null legal."""
+    legal = f"null or {rule.legal}" if default is None else rule.legal
+    metadata = {"rule": Rule(legal, rule.parse, meaning)}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _seconds(default: float, meaning: str) -> Any:
+    return _key(default, rules.real(0, _LONGEST_S, above=True), meaning)
+
+
+@dataclass
+class ListenConfig:
+    host: str = _key("127.0.0.1", rules.host(), "address to listen on")
+    port: int = _key(29400, rules.whole(0, 65535), "port to listen on; 0 = any free one")
+    address_file: str | None = _key(None, rules.path("to write"), "gets host:port once listening")
+
+
+@dataclass
+class ScheduleConfig:
+    quorum: int | None = _key(None, rules.whole(1, U32_MAX), "answers a round needs; null = the majority")
+    quorum_timeout_s: int = _key(900, rules.whole(1, _LONGEST_S), "until an attempt below its quorum is retried")
+    start_grace_s: float = _key(60.0, rules.real(0, _LONGEST_S), "until a resumed run starts with the quorum alone")
+    on_loss: str = _key("continue", rules.word("continue", "stop"), "what a learner lost for good does to the run")
+    loss_after_s: float = _key(300.0, rules.real(0, _LONGEST_S), "absence after which a learner counts as lost")
+    pipeline: int = _key(2, rules.whole(1, U32_MAX), "rounds in flight, of distinct fragments")
+    sync_interval_steps: float = _key(
+        24.0, rules.real(0, 1e9), "inner steps between syncs of a fragment; 0 = no throttle"
+    )
+    min_round_interval_ms: int = _key(0, rules.whole(0, _LONGEST_MS), "least time between two launches")
+    grace_ms: int = _key(1000, rules.whole(0, _LONGEST_MS), "longest wait for stragglers after the quorum")
+    grace_gamma: float = _key(0.8, rules.real(0, 1e9), "adaptive grace: share of the slack that is waited")
+    grace_tau: float = _key(2.0, rules.real(0, 1e9), "adaptive grace: slack in step times")
+
+
+@dataclass
+class MergeConfig:
+    delta_correction: str = _key(MISSING, rules.word("heloco", "none"), "directional correction before merging")
+    iso_backend: str = _key("torch-svd", rules.word("torch-svd", "scalar"), "who computes the SVD of iso fragments")
+    device: str = _key("auto", rules.device(), "where merging runs; auto = CUDA when present")
+
+
+@dataclass
+class OuterConfig:
+    lr: Any = _key(MISSING, rules.learning_rate(), "Nesterov learning rate, constant or by step")  # noqa: RUF009 (a field)
+    momentum: float = _key(MISSING, rules.momentum(), "Nesterov momentum")
+
+
+@dataclass
+class SvdConfig:
+    devices: list[str] = _key(["auto"], rules.devices(), "one child process each")  # noqa: RUF009 (a field)
+    queue_capacity: int = _key(16, rules.whole(1, 65536), "matrices queued and running")
+    startup_timeout_s: float = _seconds(300.0, "until a child must be ready")
+    request_timeout_s: float = _seconds(3540.0, "until a matrix must be done, from submission")
+    drain_timeout_s: float = _seconds(3600.0, "until all admitted matrices must be done")
+
+
+@dataclass
+class CheckpointConfig:
+    path: str | None = _key(None, rules.path("to write"), "the checkpoint file; null = no checkpoints")
+    every: int = _key(8, rules.whole(0, U64_MAX), "outer steps between checkpoints; 0 = only the final one")
+    resume: bool | str = _key(
+        False, rules.word("false", "true", "auto"), "continue from the file; auto = if there is one"
+    )
+    mark_final: bool = _key(False, rules.flag(), "write PATH.final once all learners hold the final cut")
+
+
+@dataclass
+class FinalConfig:
+    ack_timeout_s: int | None = _key(
+        None, rules.whole(1, _LONGEST_S), "wait for the final cut; null = quorum_timeout_s"
+    )
+    state_path: str | None = _key(None, rules.path("to write"), "the final parameters, safetensors")
+    layout_path: str | None = _key(
+        None, rules.path("to read"), "a learner's saved layout: parameter names for state_path"
+    )
+
+
+@dataclass
+class TapeConfig:
+    path: str | None = _key(None, rules.path("to append to"), "the event tape, JSON lines")
+
+
+@dataclass
+class SessionConfig:
+    require_profile_binding: bool = _key(
+        False, rules.flag(), "refuse learners that do not name this configuration's hash"
+    )
+    expected_contract: str | None = _key(None, rules.contract(), "the one session contract to accept")
+    handshake_timeout_s: float = _seconds(10.0, "until a new socket must have sent its first frame")
+    write_timeout_s: float = _seconds(60.0, "until a socket that accepts no byte is closed")
+    idle_timeout_s: float = _seconds(60.0, "until a learner whose heartbeats stopped is closed")
+    max_pending_handshakes: int = _key(64, rules.whole(1, 65536), "sockets that may wait with their first frame")
+
+
+@dataclass
+class SecurityConfig:
+    hmac_key_file: str | None = _key(
+        None, rules.path("to read"), "HELLO authentication; one trailing newline is dropped"
+    )
+    tls_cert: str | None = _key(None, rules.path("to read"), "certificate chain, PEM")
+    tls_key: str | None = _key(None, rules.path("to read"), "private key, PEM")
+    tls_client_ca: str | None = _key(None, rules.path("to read"), "authority client certificates must come from")
+
+
+@dataclass
+class BudgetConfig:
+    learner_steps: int | None = _key(None, rules.whole(1, U64_MAX), "benchmark: local steps of every learner")
+
+
+@dataclass
+class SyncerConfig:
+    """The schema at the door. ``outer.lr``, ``outer.momentum`` and ``merge.delta_correction`` come from the preset."""
+
+    learners: int = _key(MISSING, rules.whole(1, U32_MAX), "size of the fleet; ids 0 to learners - 1")
+    total_steps: int = _key(MISSING, rules.whole(1, U64_MAX), "outer steps, one fragment each")
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    merge: MergeConfig = field(default_factory=MergeConfig)
+    outer: OuterConfig = field(default_factory=OuterConfig)
+    svd: SvdConfig = field(default_factory=SvdConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    final: FinalConfig = field(default_factory=FinalConfig)
+    tape: TapeConfig = field(default_factory=TapeConfig)
+    session: SessionConfig = field(default_factory=SessionConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    progress: bool | str = _key("auto", rules.word("auto", "off"), "live progress in a terminal; off = plain log lines")
+
+
+def _walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Rule]]:
+    """(dotted key, value, rule) of every key of a schema object, in the order of declaration."""
+    for entry in fields(config):
+        name, value = prefix + entry.name, getattr(config, entry.name)
+        if is_dataclass(value):
+            yield from _walk(value, name + ".")
+        else:
+            yield name, value, entry.metadata["rule"]
+
+
+DEFAULTS = {name: value for name, value, _ in _walk(SyncerConfig())}
+RULES = {name: rule for name, _, rule in _walk(SyncerConfig())}
+SECTIONS = tuple(dict.fromkeys(name.partition(".")[0] for name in RULES if "." in name))
+
+
+# ----------------------------------------------------------------------------------------------------- validation
+
+
+def missing(key: str) -> ValueError:
+    rule = RULES[key]
+    return ValueError(f"{key} is missing: it must be given, {rule.legal} ({rule.meaning})")
+
+
+def validate(config: SyncerConfig) -> SyncerPolicy:
+    """Check every value, alone and together, and resolve what null stands for.
+
+    Raises ValueError, one line, naming the key, the value and the legal range.
+    """
+    values = {name: _checked(name, value, rule) for name, value, rule in _walk(config)}
+    _check_relations(values)
+    check_files(values)
+    return _policy(values, read_hmac_key(values[HMAC_KEY]))
+
+
+def warnings(policy: SyncerPolicy) -> list[str]:
+    """What is legal but probably not meant; sentences for the log."""
+    found = []
+    if policy.session.require_profile_binding and policy.checkpoint.resume == "false":
+        found.append(
+            "session.require_profile_binding=true with checkpoint.resume=false: resuming later changes the profile, "
+            "and bound learners will be refused; a run that may be restarted starts with checkpoint.resume=auto"
+        )
+    return found
+
+
+def _checked(name: str, value: Any, rule: Rule) -> Any:
+    if value == MISSING:
+        raise missing(name)
+    if value is None and DEFAULTS[name] is None:
+        return None
+    try:
+        return rule.parse(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise wrong(name, value, rule.legal) from error
+
+
+def _check_relations(values: dict[str, Any]) -> None:
+    learners, quorum = values["learners"], values["schedule.quorum"]
+    if quorum is not None and quorum > learners:
+        raise wrong("schedule.quorum", quorum, f"null or an integer from 1 to learners, {learners}")
+    for name, needed in _NEUTRAL.items():
+        if values[name] == needed:
+            continue
+        if values["checkpoint.path"] is None:
+            raise wrong(name, values[name], f"{shown(needed)} while checkpoint.path is null")
+        if values["budget.learner_steps"] is not None and name != "budget.learner_steps":
+            raise wrong(name, values[name], f"{shown(needed)} while budget.learner_steps is given")
+    for name in _NOT_YET:
+        if values[name] is not None:
+            raise wrong(name, values[name], "null: this version does not support it yet")
+
+
+# --------------------------------------------------------------------------------------------------------- policy
+
+
+def _policy(values: dict[str, Any], hmac_key: bytes | None) -> SyncerPolicy:
+    def section(name: str, *left_out: str) -> dict[str, Any]:
+        keys = (key for key in values if key.startswith(name + "."))
+        return {short: values[key] for key in keys if (short := key.removeprefix(name + ".")) not in left_out}
+
+    quorum, ack_timeout_s = values["schedule.quorum"], values["final.ack_timeout_s"]
+    resolved = {
+        "quorum": values["learners"] // 2 + 1 if quorum is None else quorum,
+        "ack_timeout_s": values["schedule.quorum_timeout_s"] if ack_timeout_s is None else ack_timeout_s,
+        "iso_backend": IsoBackend[values["merge.iso_backend"].upper().replace("-", "_")],
+    }
+    return SyncerPolicy(
+        learners=values["learners"],
+        total_steps=values["total_steps"],
+        listen=ListenPolicy(**section("listen")),
+        schedule=SchedulePolicy(quorum=resolved["quorum"], **section("schedule", "quorum")),
+        merge=MergePolicy(iso_backend=resolved["iso_backend"], **section("merge", "iso_backend")),
+        outer=OuterPolicy(**section("outer")),
+        svd=SvdPolicy(**section("svd")),
+        checkpoint=CheckpointPolicy(**section("checkpoint")),
+        final=FinalPolicy(ack_timeout_s=resolved["ack_timeout_s"], **section("final", "ack_timeout_s")),
+        session=SessionPolicy(**section("session")),
+        security=SecurityPolicy(hmac_key=hmac_key, **section("security", "hmac_key_file")),
+        tape_path=values["tape.path"],
+        budget_learner_steps=values["budget.learner_steps"],
+        progress=values["progress"],
+    )
+
+
+def profile_record(policy: SyncerPolicy) -> ProfileRecord:
+    """The treaty's record of this configuration; ``.hash`` is what a profile-bound HELLO must carry."""
+    schedule, checkpoint = policy.schedule, policy.checkpoint
+    extensions: dict[str, Any] = {
+        f"schedule.{name}": getattr(schedule, name)
+        for name in ("on_loss", "loss_after_s", "start_grace_s")
+        if getattr(schedule, name) != DEFAULTS[f"schedule.{name}"]
+    }
+    if len(policy.outer.lr) > 1:
+        extensions["outer.lr"] = [list(pair) for pair in policy.outer.lr]
+    return ProfileRecord(
+        learners=policy.learners,
+        quorum=schedule.quorum,
+        total_steps=policy.total_steps,
+        grace_ms=schedule.grace_ms,
+        grace_gamma=schedule.grace_gamma,
+        grace_tau=schedule.grace_tau,
+        pipeline=schedule.pipeline,
+        min_round_interval_ms=schedule.min_round_interval_ms,
+        sync_interval_steps=schedule.sync_interval_steps,
+        heloco=policy.merge.delta_correction == "heloco",
+        quorum_timeout_s=schedule.quorum_timeout_s,
+        final_ack_timeout_s=policy.final.ack_timeout_s,
+        outer_lr=policy.outer.lr[0][1],
+        outer_momentum=policy.outer.momentum,
+        checkpoint=checkpoint.path is not None,
+        checkpoint_every=checkpoint.every,
+        resume=checkpoint.resume != "false",
+        mark_final=checkpoint.mark_final,
+        learner_budget_steps=policy.budget_learner_steps,
+        require_profile_binding=policy.session.require_profile_binding,
+        extensions=extensions,
+    )
