@@ -71,8 +71,10 @@ def write_final_state(
     shapes = named_shapes(names) if names is not None else numbered_shapes(wire_layout)
     tensors: list[NamedTensor] = []
     for fragment, entries in zip(params, shapes, strict=True):
-        data = fragment.detach().contiguous().numpy().data.cast("B")
-        tensors.extend(split(data, entries))
+        values = fragment.detach().contiguous().numpy()
+        if values.dtype != "<f4":
+            raise LocalError(f"parameters of dtype {values.dtype} in a final state, which is f32")
+        tensors.extend(split(values.data.cast("B"), entries))
     metadata = {"format": "pt", "step": str(step), "fingerprint": fingerprint.hex()}
     write_atomically(path, safetensors_parts(tensors, metadata), "final state", disk)
 

@@ -36,7 +36,7 @@ WORLD = {"torch", "numpy", "socket", "threading", "queue", "subprocess", "time",
 WORLD |= {"hydra", "omegaconf", "asyncio", "selectors", "multiprocessing", "secrets", "datetime"}
 
 COMMANDS = {"yeto_torch/run.py", "yeto_torch/processes.py", "yeto_torch/demo.py", "syncer/export.py"}
-CLOCKS = {"yeto_torch/transport/sockets.py", "yeto_torch/link.py", "syncer/actor.py", *COMMANDS}
+CLOCKS = {"yeto_torch/transport/sockets.py", "yeto_torch/link.py", "syncer/actor.py", "syncer/tape.py", *COMMANDS}
 SECRETS = {"yeto_torch/link.py", "yeto_torch/run.py"}
 HYDRA = {"syncer/__main__.py", "syncer/config.py", "syncer/export.py"}
 

@@ -246,7 +246,7 @@ def _check_finite(buffer: bytearray, start: int, stop: int, what: str) -> None:
         return
     for index, (value,) in enumerate(struct.iter_unpack("<f", memoryview(buffer)[start:stop])):
         if not math.isfinite(value):
-            raise StateError(f"{what} hold {value} at index {start // 4 + index}")
+            raise StateError(f"{what}: value {start // 4 + index} is {value}")
 
 
 def _ledger(left: _Remaining) -> Generator[memoryview, None, tuple[LedgerEntry, ...]]:
