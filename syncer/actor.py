@@ -304,4 +304,4 @@ def _floats(data: bytes | bytearray | memoryview) -> torch.Tensor:
 
 def _bytes(values: torch.Tensor) -> memoryview:
     """A contiguous CPU tensor's memory."""
-    return memoryview(values.numpy()).cast("B")
+    return values.numpy().data.cast("B")

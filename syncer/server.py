@@ -98,6 +98,7 @@ class Server:
         self._silent: OrderedDict[int, socket.socket] = OrderedDict()  # first frame awaited, oldest first
         self._tickets: dict[int, socket.socket] = {}
         self._groups: dict[Member, _Admitted] = {}
+        self._newest: dict[int, Member] = {}  # the last generation admitted per learner
         self._early: OrderedDict[int, tuple[Member, _Early]] = OrderedDict()
         self._numbers = itertools.count(1)
         self._refusals = Semaphore(_MAX_REFUSALS)
@@ -159,6 +160,7 @@ class Server:
                 name=f"learner-{member.learner_id}",
             )
             reception.entry = self._groups[member] = _Admitted(group)
+            self._newest[member.learner_id] = member
             early = [(number, entry) for number, (whose, entry) in self._early.items() if whose == member]
             for number, _ in early:
                 del self._early[number]
@@ -257,13 +259,16 @@ class Server:
         crowded_out = None
         with self._lock:
             entry = self._groups.get(member)
+            superseded = entry is not None and self._newest[member.learner_id] != member
             if entry is None:
                 early = _Early(sock, hello.stream_index, now + _EARLY_S)
                 self._early[next(self._numbers)] = (member, early)
                 if len(self._early) > _MAX_EARLY:
                     _, (_, crowded_out) = self._early.popitem(last=False)
                 self._changed.notify_all()
-        if entry is not None:
+        if superseded:
+            sock.close()
+        elif entry is not None:
             self._attach(entry.group, hello.stream_index, sock)
         if crowded_out is not None:
             crowded_out.sock.close()
