@@ -17,6 +17,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from yeto_torch.protocol.buffers import allocate
 from yeto_torch.protocol.constants import (
     CHUNK_ENVELOPE_BYTES,
     HEADER_BYTES,
@@ -49,9 +50,7 @@ class Slicer:
         out: list[tuple[int, tuple[Buffer, ...]]] = []
         for offset in range(0, total, SLICE_BYTES):
             size = min(SLICE_BYTES, total - offset)
-            head = _CHUNK_HEAD.pack(
-                MAGIC, MessageType.CHUNK, CHUNK_ENVELOPE_BYTES + size, msg_id, total, offset
-            )
+            head = _CHUNK_HEAD.pack(MAGIC, MessageType.CHUNK, CHUNK_ENVELOPE_BYTES + size, msg_id, total, offset)
             out.append((streams[self._turn % len(streams)], (head, *_window(views, offset, size))))
             self._turn += 1
         return out
@@ -75,7 +74,7 @@ class _Partial:
     __slots__ = ("buffer", "ends", "received", "starts")
 
     def __init__(self, total: int) -> None:
-        self.buffer = bytearray(total)
+        self.buffer = allocate(total)
         self.starts: list[int] = []
         self.ends: list[int] = []
         self.received = 0
@@ -142,9 +141,9 @@ class Reassembler:
         self._intervals += partial.take(offset, end)
         if self._intervals > MAX_INTERVALS:
             raise PeerError(f"more than {MAX_INTERVALS} disjoint chunk ranges are open")
-        return memoryview(partial.buffer)[offset:end]
+        return partial.buffer[offset:end]
 
-    def commit(self, msg_id: int, size: int) -> bytearray | None:
+    def commit(self, msg_id: int, size: int) -> memoryview | None:
         """``size`` reserved bytes have arrived; the whole message once all have."""
         partial = self._partials[msg_id]
         partial.received += size

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+from yeto_torch.protocol.buffers import LARGE_BYTES, allocate
 from yeto_torch.protocol.constants import (
     BULK_TYPES,
     CHUNK_ENVELOPE_BYTES,
@@ -34,6 +35,7 @@ from yeto_torch.protocol.limits import Limits
 
 _HEADER = struct.Struct("<IBQ")
 _ENVELOPE = struct.Struct("<QQQ")
+_HELLO_LAZY_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class SliceTable(Protocol):
 
     def reserve(self, msg_id: int, total: int, offset: int, size: int) -> memoryview: ...
 
-    def commit(self, msg_id: int, size: int) -> bytearray | None: ...
+    def commit(self, msg_id: int, size: int) -> memoryview | None: ...
 
 
 class _State(Enum):
@@ -72,7 +74,9 @@ class FrameReader:
         self.limits, self._slices = limits, slices
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._envelope = memoryview(bytearray(CHUNK_ENVELOPE_BYTES))
-        self._expect(_State.HEADER, self._head)
+        self._state: _State = _State.HEADER
+        self._target: memoryview = self._head
+        self._filled: int = 0
         self._kind = MessageType.ERROR
         self._chunk_bytes = 0
         self._msg_id = 0
@@ -127,7 +131,9 @@ class FrameReader:
             self._chunk_bytes = length - CHUNK_ENVELOPE_BYTES
             self._expect(_State.ENVELOPE, self._envelope)
         elif length:
-            self._expect(_State.PAYLOAD, memoryview(bytearray(length)))
+            # A stranger's HELLO may claim 16 MiB: no page of it is real before it is sent.
+            lazily = _HELLO_LAZY_BYTES if self._kind is MessageType.HELLO else LARGE_BYTES
+            self._expect(_State.PAYLOAD, allocate(length, lazily))
         else:
             self._expect(_State.HEADER, self._head)
             return Frame(self._kind, memoryview(b""))
@@ -143,7 +149,7 @@ class FrameReader:
         assert self._slices is not None
         whole = self._slices.commit(self._msg_id, self._chunk_bytes)
         self._expect(_State.HEADER, self._head)
-        return None if whole is None else parse_inner(memoryview(whole), self.limits)
+        return None if whole is None else parse_inner(whole, self.limits)
 
 
 def parse_header(head: memoryview, limits: Limits) -> tuple[MessageType, int]:

@@ -259,4 +259,3 @@ def version_at(fragment: int, step: int, fragments: int) -> int:
     if step < fragment + 1:
         return 0
     return fragment + 1 + fragments * ((step - fragment - 1) // fragments)
-

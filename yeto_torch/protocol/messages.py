@@ -227,17 +227,7 @@ class BudgetDone:
 
 
 BulkMessage = InitParams | PushFragment | BcastFragment | FinalFragment
-ControlMessage = (
-    Hello
-    | DataHello
-    | PullReq
-    | Heartbeat
-    | Shutdown
-    | Error
-    | FinalManifest
-    | FinalAck
-    | BudgetDone
-)
+ControlMessage = Hello | DataHello | PullReq | Heartbeat | Shutdown | Error | FinalManifest | FinalAck | BudgetDone
 Message = BulkMessage | ControlMessage
 
 
@@ -267,11 +257,11 @@ def decode(kind: MessageType, payload: memoryview) -> Message:
         case MessageType.PUSH_FRAGMENT:
             return _push(payload)
         case MessageType.BCAST_FRAGMENT:
-            _at_least(kind, payload, _FRAGMENT_VERSION.size)
-            return BcastFragment(*_FRAGMENT_VERSION.unpack_from(payload), payload[_FRAGMENT_VERSION.size :])
+            fragment, version, data = _fragment_version(kind, payload)
+            return BcastFragment(fragment, version, data)
         case MessageType.FINAL_FRAGMENT:
-            _at_least(kind, payload, _FRAGMENT_VERSION.size)
-            return FinalFragment(*_FRAGMENT_VERSION.unpack_from(payload), payload[_FRAGMENT_VERSION.size :])
+            fragment, version, data = _fragment_version(kind, payload)
+            return FinalFragment(fragment, version, data)
         case MessageType.INIT_PARAMS:
             _at_least(kind, payload, 4)
             return InitParams(struct.unpack_from("<I", payload)[0], payload[4:])
@@ -371,9 +361,17 @@ def _pull(payload: memoryview) -> PullReq:
     return PullReq(fragment, step, attempt)
 
 
+def _fragment_version(kind: MessageType, payload: memoryview) -> tuple[int, int, memoryview]:
+    _at_least(kind, payload, _FRAGMENT_VERSION.size)
+    fragment, version = _FRAGMENT_VERSION.unpack_from(payload)
+    return fragment, version, payload[_FRAGMENT_VERSION.size :]
+
+
 def _push(payload: memoryview) -> PushFragment:
     _at_least(MessageType.PUSH_FRAGMENT, payload, _PUSH.size)
-    push = PushFragment(*_PUSH.unpack_from(payload), payload[_PUSH.size :])
+    learner_id, fragment, step, attempt, base, local_step, c_steps, c_tokens = _PUSH.unpack_from(payload)
+    data = payload[_PUSH.size :]
+    push = PushFragment(learner_id, fragment, step, attempt, base, local_step, c_steps, c_tokens, data)
     if push.attempt == 0:
         raise PeerError("PUSH_FRAGMENT of attempt 0: attempts count from 1")
     if push.c_steps == 0:

@@ -74,7 +74,7 @@ class _SharedSlices:
         with self._lock:
             return self._table.reserve(msg_id, total, offset, size)
 
-    def commit(self, msg_id: int, size: int) -> bytearray | None:
+    def commit(self, msg_id: int, size: int) -> memoryview | None:
         with self._lock:
             return self._table.commit(msg_id, size)
 
@@ -226,6 +226,8 @@ class Group:
             self._discard(stream)
         except OSError as error:
             self._lost(stream, f"{stream} was lost while reading: {why(error)}")
+        except MemoryError as error:
+            self._end(Closed(f"{stream}: {str(error) or 'out of memory'}"))
         except Exception as error:
             log.exception("%s: reading %s failed", self.name, stream)
             self._end(Closed(f"internal error while reading {stream}: {error!r}"))
