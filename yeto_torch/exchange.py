@@ -1,0 +1,123 @@
+"""Parameters against anchors: the only place that writes to a model parameter.
+
+Decides how a delta is computed and how a global fragment enters the parameters. It must not know versions, rounds or
+sockets. A fragment travels as its tensors one behind the other, each in logical (row-major) order, whatever its
+strides; arithmetic is f32, whatever the parameter's dtype.
+
+Everything is validated before the first parameter is touched: a bad fragment is never half-applied.
+
+Source: protocol v4, learner delta and alpha blend; rulings on tensors, non-finite values and the final cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from yeto_torch.protocol.codec import as_tensor, check_finite, is_sound
+from yeto_torch.protocol.constants import WireDType
+from yeto_torch.protocol.errors import NonFiniteError
+from yeto_torch.protocol.layout import Layout
+from yeto_torch.protocol.messages import Buffer
+from yeto_torch.session import Write
+
+
+class Exchange:
+    """The parameters of one model, by fragment.
+
+    Args:
+        layout: names, for error messages, and order.
+        parameters: the parameters of each fragment in wire order (``fragments.bind``); any float dtype, device, strides.
+        bulk: the dtype broadcasts travel in, f32 or bf16.
+        alpha: weight of the local value when a broadcast is blended in.
+    """
+
+    def __init__(self, layout: Layout, parameters: Sequence[Sequence[Tensor]], bulk: WireDType, alpha: float) -> None:
+        self._layout, self._parameters, self._bulk, self._alpha = layout, parameters, bulk, alpha
+        self._numels = layout.wire.numels
+
+    def values(self, fragment: int) -> Tensor:
+        """A copy of the parameters of ``fragment``: [numel] f32 on the CPU.
+
+        Raises NonFiniteError naming the first tensor that is not finite.
+        """
+        flat = torch.empty(self._numels[fragment], dtype=torch.float32)
+        for parameter, part in self._parts(fragment, flat):
+            part.copy_(parameter.detach())
+        self._check(fragment, flat, "starting values")
+        return flat
+
+    def delta(self, fragment: int, anchor: Buffer) -> Tensor:
+        """Local minus anchor: a fresh [numel] f32 tensor, on the parameters' device if they share one.
+
+        Raises NonFiniteError naming the first tensor that is not finite, or beyond 2^100.
+        """
+        flat = torch.empty(self._numels[fragment], dtype=torch.float32, device=self._device(fragment))
+        base = self._view(fragment, anchor, self._bulk).to(flat.device)
+        for (parameter, part), (_, global_part) in zip(
+            self._parts(fragment, flat), self._parts(fragment, base), strict=True
+        ):
+            local = parameter.detach()
+            if local.dtype is base.dtype is torch.float32 and local.device == part.device:
+                torch.sub(local, global_part, out=part)  # one pass over memory
+            else:
+                part.copy_(local).sub_(global_part)  # bf16 is widened on the way: exact
+        self._check(fragment, flat, "progress since the last broadcast")
+        return flat
+
+    def adopt(self, fragment: int, data: Buffer, write: Write) -> None:
+        """Bring a broadcast into the parameters. Raises PeerError, touching nothing, when it is not finite."""
+        source = self._view(fragment, data, self._bulk)
+        check_finite(source)
+        if write is not Write.KEEP:
+            self._write(fragment, source, self._alpha if write is Write.BLEND else 0.0)
+
+    def install(self, fragments: Sequence[Buffer]) -> None:
+        """Overwrite all parameters with the f32 cut. Raises PeerError, touching nothing, when it is not finite."""
+        sources = [self._view(fragment, data, WireDType.F32) for fragment, data in enumerate(fragments)]
+        for source in sources:
+            check_finite(source)
+        for fragment, source in enumerate(sources):
+            self._write(fragment, source, 0.0)
+
+    def unsound(self, fragment: int) -> list[Tensor]:
+        """The parameters of ``fragment`` that are not finite, or beyond 2^100."""
+        return [p for p in self._parameters[fragment] if not is_sound(p.detach().float().flatten())]
+
+    @torch.no_grad()
+    def _write(self, fragment: int, source: Tensor, alpha: float) -> None:
+        source = source.to(self._device(fragment))  # one upload for the whole fragment
+        for parameter, part in self._parts(fragment, source):
+            if alpha == 0.0:
+                parameter.copy_(part)
+            elif parameter.dtype in (torch.float32, torch.float64):
+                parameter.mul_(alpha).add_(part.to(parameter.device), alpha=1.0 - alpha)
+            else:
+                blended = parameter.float().mul_(alpha).add_(part.to(parameter.device), alpha=1.0 - alpha)
+                parameter.copy_(blended)
+
+    def _parts(self, fragment: int, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each parameter with its window of ``flat``, in the parameter's shape."""
+        at = 0
+        for parameter in self._parameters[fragment]:
+            yield parameter, flat[at : at + parameter.numel()].view(parameter.shape)
+            at += parameter.numel()
+
+    def _view(self, fragment: int, data: Buffer, dtype: WireDType) -> Tensor:
+        return as_tensor(data, self._numels[fragment], dtype)
+
+    def _device(self, fragment: int) -> torch.device:
+        devices = {parameter.device for parameter in self._parameters[fragment]}
+        return devices.pop() if len(devices) == 1 else torch.device("cpu")
+
+    def _check(self, fragment: int, flat: Tensor, what: str) -> None:
+        if is_sound(flat):
+            return
+        tensors = self._layout.fragments[fragment].tensors
+        parts = flat.split([tensor.numel for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            if not is_sound(part):
+                bad = "a value that is not finite" if not bool(part.isfinite().all()) else "a value beyond 2^100"
+                raise NonFiniteError(f"parameter {tensor.name!r}: its {what} hold {bad}; nothing was sent")

@@ -1,0 +1,299 @@
+"""The training thread's side of a session: counters, the step boundary, the waits at start and end.
+
+Decides nothing that the session decides: it takes the session's effects and does them in order, parameters through
+``exchange``, answers through ``link``. It knows no socket and no torch optimizer beyond the state of a parameter.
+
+    step boundary:  effects = session.boundary(...)     Adopt -> exchange.adopt      Respond -> exchange.delta, link.submit
+                                                        Install -> exchange.install  Fail -> raise
+
+Between syncs a step costs two additions and one look at a flag.
+
+Source: protocol v4, learner side; rulings on the step boundary, non-finite values, budget and final cut.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from yeto_torch.config import LearnerConfig
+from yeto_torch.exchange import Exchange
+from yeto_torch.link import Link, Outgoing, clock
+from yeto_torch.protocol.codec import encode
+from yeto_torch.protocol.constants import Direction
+from yeto_torch.protocol.errors import ConnectionLostError, NonFiniteError, RunError, YetoError
+from yeto_torch.protocol.layout import Layout
+from yeto_torch.protocol.limits import GroupLimits
+from yeto_torch.protocol.messages import Hello
+from yeto_torch.session import Adopt, Effect, Fail, Install, Respond, Session, Write
+
+_log = logging.getLogger("yeto_torch")
+_SAY_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A snapshot of one learner.
+
+    Attributes:
+        global_step: the newest outer step whose result this learner has taken over.
+        versions: adopted version of each fragment.
+        pushes: answers handed to the network.
+        bytes_sent, bytes_received: over all connections, framing included.
+        merges: broadcasts adopted, the first ones included.
+        stall_seconds: time the training thread spent in step boundaries.
+        reconnects: connections after the first.
+        connected: is there one now?
+    """
+
+    global_step: int
+    versions: tuple[int, ...]
+    pushes: int
+    bytes_sent: int
+    bytes_received: int
+    merges: int
+    stall_seconds: float
+    reconnects: int
+    connected: bool
+
+
+class Learner:
+    """One learner of a fleet, as the training thread sees it.
+
+    Attributes:
+        local_step, tokens: totals of this process.
+        installed: the parameters hold the final cut; no step may change them.
+        frozen: the budget was reported; no step may be made.
+    """
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        layout: Layout,
+        parameters: Sequence[Sequence[torch.Tensor]],
+        inner: Sequence[torch.optim.Optimizer],
+    ) -> None:
+        self.config, self._inner = config, inner
+        self.local_step = self.tokens = 0
+        self.installed = self.frozen = False
+        self._stall_s = 0.0
+        self._resynced: set[int] = set()  # fragments, in the boundary under way
+        dtype = config.dtype
+        self._exchange = Exchange(layout, parameters, dtype.bulk, config.merge_alpha)
+        hello = Hello(
+            config.identity,
+            0,
+            dtype,
+            layout.wire,
+            layout.fingerprint,
+            config.contract_for(layout.fingerprint),
+            config.profile_hash,
+            config.streams,
+        )
+        inits = range(len(layout)) if config.identity == 0 else ()
+        self._session = Session(len(layout))
+        self.link = Link(
+            self._session,
+            config.address,
+            hello,
+            GroupLimits(layout.wire, dtype, Direction.TO_LEARNER),
+            {f: encode(self._exchange.values(f), dtype.bulk) for f in inits},
+            config.hmac_key,
+            config.max_reconnects,
+        )
+
+    # ------------------------------------------------------------------------------------------ start, step, end
+
+    def start(self) -> None:
+        """Dial; with ``wait_for_start`` return once every fragment has its first anchor.
+
+        Raises ConnectionLostError after ``connect_timeout_s``, RefusedError when the syncer says no.
+        """
+        self.link.start()
+        if not self.config.wait_for_start:
+            return
+        timeout_s = self.config.connect_timeout_s
+        host, port = self.config.address
+        self._serve_until(
+            lambda: self._session.anchored or self._session.is_installed,
+            timeout_s,
+            lambda waiting: ConnectionLostError(
+                f"the fleet did not start within {timeout_s:g} s (connect_timeout_s); "
+                f"syncer {host}:{port}, still waiting for {waiting}"
+            ),
+        )
+
+    def stepped(self, tokens: int) -> None:
+        """A local step was made; do what is due."""
+        self.local_step = self.link.local_step = self.local_step + 1
+        self.tokens += tokens
+        if self._session.attention:
+            self._boundary()
+
+    def finish(self, timeout_s: float | None) -> None:
+        """Serve until the final cut is installed and acknowledged, then wait up to 5 s for SHUTDOWN.
+
+        Raises RunError when it does not come in time, and whatever ended the session.
+        """
+        limit_s = self.config.final_timeout_s if timeout_s is None else timeout_s
+        with self.link.lock:
+            if self._session.over and self._session.failure is None:
+                if not self.installed:
+                    raise RunError("the learner was closed before the final cut came")
+                return
+            self._session.enter_finish()
+        self._serve_until(
+            lambda: self._session.finished,
+            limit_s,
+            lambda waiting: RunError(f"the run did not end within {limit_s:g} s: still waiting for {waiting}"),
+        )
+        self.link.close()
+
+    def report_budget(self, steps: int) -> None:
+        """Freeze the parameters and report ``steps``; returns when the report's bytes left."""
+        target = self.config.budget_steps
+        if target is not None and steps != target:
+            raise ValueError(f"report_budget({steps}): budget_steps is {target}")
+        if steps != self.local_step or steps < 1:
+            raise ValueError(f"report_budget({steps}): {self.local_step} local steps were made")
+        if self.frozen:
+            raise RunError("the budget was reported already")
+        self.frozen = True
+        with self.link.lock:
+            self._session.freeze(steps, self.tokens)
+        self.link.nudge()
+        limit_s = self.config.final_timeout_s
+        self._serve_until(
+            lambda: self._session.is_budget_sent,
+            limit_s,
+            lambda waiting: RunError(f"the budget could not be reported within {limit_s:g} s: waiting for {waiting}"),
+        )
+
+    def close(self) -> None:
+        """Leave."""
+        self.link.close()
+
+    @property
+    def finished(self) -> bool:
+        return self._session.finished
+
+    @property
+    def stats(self) -> Stats:
+        with self.link.lock:
+            session, traffic = self._session, self.link.traffic
+            return Stats(
+                session.global_step,
+                session.versions,
+                traffic.pushes,
+                traffic.bytes_sent,
+                traffic.bytes_received,
+                session.merges,
+                self._stall_s,
+                max(0, traffic.groups - 1),
+                session.generation is not None,
+            )
+
+    # ------------------------------------------------------------------------------------------ the boundary
+
+    def _serve_until(self, done: Callable[[], bool], timeout_s: float, too_late: Callable[[str], YetoError]) -> None:
+        """Do what the session asks for until ``done()`` (called under the lock); say now and then what is missing."""
+        deadline = clock() + timeout_s
+        say_at = clock() + _SAY_EVERY_S
+        while True:
+            self._boundary()
+            with self.link.lock:
+                ready, waiting = done(), self.link.waiting_for()
+            now = clock()
+            if ready:
+                return
+            if now >= deadline:
+                raise too_late(waiting)
+            if now >= say_at:
+                _log.warning("waiting for %s", waiting)
+                say_at = now + _SAY_EVERY_S
+            self.link.wait(done, min(deadline, say_at) - now)
+
+    def _boundary(self) -> None:
+        started = clock()
+        with self.link.lock:
+            effects = self._session.boundary(self.local_step, self.tokens)
+        self._resynced.clear()
+        try:
+            for effect in effects:
+                self._do(effect)
+        except YetoError as error:
+            with self.link.lock:
+                self._session.fail(error)
+            self.link.nudge()
+            raise
+        finally:
+            self._stall_s += clock() - started
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Adopt():
+                if effect.set_back_from is not None:
+                    _log.warning(
+                        "the syncer was set back: fragment %d from version %d to %d; local progress on it is dropped",
+                        effect.fragment,
+                        effect.set_back_from,
+                        effect.version,
+                    )
+                self._exchange.adopt(effect.fragment, effect.data, effect.write)
+            case Respond():
+                self._respond(effect)
+            case Install():
+                self._exchange.install(effect.fragments)
+                self.installed = True
+                with self.link.lock:
+                    self._session.installed(effect.manifest)
+                self.link.nudge()
+            case Fail():
+                raise effect.error.with_traceback(None)
+
+    def _respond(self, respond: Respond) -> None:
+        fragment = respond.pull.fragment
+        if respond.zero:
+            self.link.submit(Outgoing(respond, None))
+            return
+        if fragment in self._resynced:  # its progress went while an earlier answer of this boundary was made
+            with self.link.lock:
+                self._session.resynced(respond, [], self.local_step, self.tokens)
+            return
+        try:
+            delta = self._exchange.delta(fragment, respond.anchor)
+        except NonFiniteError as error:
+            if self.config.on_nonfinite == "raise" or self.frozen:
+                raise
+            self._resync(respond, error)
+        else:
+            self.link.submit(Outgoing(respond, delta))
+
+    def _resync(self, respond: Respond, error: NonFiniteError) -> None:
+        """Put every fragment that is not sound back on its anchor, and forget what the inner optimizer made of it."""
+        bad: list[torch.Tensor] = []
+        for fragment in range(len(self._session.versions)):
+            unsound = self._exchange.unsound(fragment)
+            anchor = self._session.anchor(fragment)
+            if anchor is None or not (unsound or fragment == respond.pull.fragment):
+                continue
+            self._exchange.adopt(fragment, anchor, Write.OVERWRITE)
+            bad += unsound
+            self._resynced.add(fragment)
+        for optimizer in self._inner:
+            for parameter in bad:
+                if not _is_finite(optimizer.state.get(parameter, {})):
+                    del optimizer.state[parameter]
+        _log.warning("%s; fragments %s were put back on the last broadcast", error, sorted(self._resynced))
+        with self.link.lock:
+            self._session.resynced(respond, sorted(self._resynced), self.local_step, self.tokens)
+
+
+def _is_finite(state: Any) -> bool:
+    """Are all tensors of one parameter's optimizer state finite?"""
+    values = state.values() if isinstance(state, dict) else ()
+    return all(bool(torch.isfinite(v).all()) for v in values if isinstance(v, torch.Tensor))
