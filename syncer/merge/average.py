@@ -1,0 +1,31 @@
+"""Merge mode avg: the weighted mean of signed outer gradients.
+
+Source: protocol v4, merge mode 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from syncer.merge import pieces
+from syncer.merge.weights import total_weight
+
+
+def average(gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> Tensor:
+    """``out = sum of f32(w / W) * d`` over the members, in their order.
+
+    Args:
+        gradients: one [n] f32 per member; read once each, in order.
+        weights: one f64 per member, their sum positive.
+        out: [n] f32 on the same device, overwritten and returned.
+    """
+    whole = total_weight(weights)
+    for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
+        if index:
+            pieces.accumulate(out, gradient, weight / whole)
+        else:
+            for target, piece in pieces.pieces(out, gradient):
+                pieces.product(piece, weight / whole, target)
+    return out

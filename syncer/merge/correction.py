@@ -1,0 +1,88 @@
+"""Directional correction (heloco): turn a gradient that fights the fragment's momentum towards it.
+
+Stale or drifted learners push against the way the fleet moves. Three cases by the cosine c of gradient and momentum:
+c >= 0.2 is left alone; 0 <= c < 0.2 is blended with the momentum's direction at unchanged length; c < 0 has part of
+its opposing component taken out. How much grows with the gradient's length against the momentum's.
+
+Source: protocol v4, "Optional directional correction"; the formulas are those of the README's section on merging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from syncer.merge import pieces
+
+MIN_NORM = 1e-8  # a shorter gradient or momentum has no direction to speak of
+ALIGNED_COSINE = 0.2
+
+
+def correct(gradient: Tensor, momentum: Tensor, momentum_norm: float | None = None) -> Tensor:
+    """The corrected gradient; ``gradient`` itself, not a copy, where nothing is to be corrected.
+
+    Args:
+        gradient: [n] f32, a member's signed outer gradient of one tensor; not modified.
+        momentum: [n] f32, that tensor's momentum before the step; not modified.
+        momentum_norm: its f64 norm, if known already.
+    """
+    a = pieces.norm(gradient)
+    b = pieces.norm(momentum) if momentum_norm is None else momentum_norm
+    if a < MIN_NORM or b < MIN_NORM:
+        return gradient
+    cosine = pieces.dot(gradient, momentum) / (a * b)
+    if cosine >= ALIGNED_COSINE:
+        return gradient
+    confidence = a / (a + 3.0 * b + 1e-8)
+    if cosine < 0:
+        beta = min(0.5 * -cosine * confidence, 0.5)
+        return _add_momentum(gradient, momentum, (-beta * cosine) * a / b)
+    blend = min((1.0 - cosine) * confidence, 1.0)
+    return _turn(gradient, momentum, (1.0 - blend) / a, blend / b, a)
+
+
+def _add_momentum(gradient: Tensor, momentum: Tensor, factor: float) -> Tensor:
+    """``d + f32(factor) * m``, product and sum rounded to f32 each."""
+    out = pieces.empty_like(gradient)
+    for target, d, m in pieces.pieces(out, gradient, momentum):
+        target = pieces.product(m, factor, target)
+        target += d
+    return out
+
+
+def _turn(gradient: Tensor, momentum: Tensor, along: float, towards: float, length: float) -> Tensor:
+    """``t = along * d + towards * m`` in f64, rounded to f32 and scaled to ``length`` by one f32 factor."""
+    out = pieces.empty_like(gradient)
+    room, other = pieces.scratch(out, torch.float64), pieces.scratch(out, torch.float64)
+    square = torch.zeros((), dtype=torch.float64, device=out.device)
+    for target, d, m in pieces.pieces(out, gradient, momentum):
+        t = room[: d.numel()].copy_(d).mul_(along)
+        t += other[: m.numel()].copy_(m).mul_(towards)
+        square += torch.dot(t, t)
+        target.copy_(t)
+    pieces.scale(out, length / max(float(square.sqrt()), MIN_NORM))
+    return out
+
+
+class Corrected(Sequence[Tensor]):
+    """The members' gradients of one tensor, each corrected when it is fetched: one corrected copy lives at a time."""
+
+    def __init__(self, gradients: Sequence[Tensor], momentum: Tensor) -> None:
+        self._gradients = gradients
+        self._momentum = momentum
+        self._norm = pieces.norm(momentum)
+
+    def __len__(self) -> int:
+        return len(self._gradients)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(index, slice):
+            return Corrected(self._gradients[index], self._momentum)
+        return correct(self._gradients[index], self._momentum, self._norm)

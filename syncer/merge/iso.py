@@ -1,0 +1,69 @@
+"""Merge mode iso: the averaged matrix gradient with its singular spectrum made flat.
+
+``A = U S V'`` becomes ``mean(S) U V'``: every direction the members agree on moves equally far. The decomposition is
+a callable, so that another backend (a pool of child processes, in f32) can stand in for the one here.
+
+Source: protocol v4, merge mode 2 and "exact SVD".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch documents it, its type information does not
+
+from syncer.merge.average import average
+from yeto_torch.protocol.errors import RunError
+
+Spectrum: TypeAlias = Callable[[Tensor], Tensor]
+"""[rows, cols] f32 -> [rows, cols] f32 with a flat spectrum, on any device."""
+
+RANK_TOLERANCE = 1e-10  # a singular value this small against the largest is a zero
+
+
+def flatten_spectrum(matrix: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """``U S V' -> mean(S) U V'`` by a thin SVD in ``dtype``; the scalar backend as it stands.
+
+    The mean runs over all min(rows, cols) singular values, while those that are zero stay zero: a matrix of low rank
+    keeps its rank. A matrix of zeros is returned unchanged.
+
+    Args:
+        matrix: [rows, cols] f32, finite; not modified.
+
+    Returns:
+        [rows, cols] f32 on the same device.
+
+    Raises:
+        RunError: the decomposition did not converge.
+    """
+    if not bool(matrix.any()):
+        return matrix
+    try:
+        left, values, right = torch.linalg.svd(matrix.to(dtype), full_matrices=False)
+    except LinAlgError as error:
+        raise RunError(f"the SVD of a {matrix.shape[0]} x {matrix.shape[1]} gradient did not converge") from error
+    flat = torch.where(values > RANK_TOLERANCE * values[0], values.mean(), 0.0)
+    result: Tensor = (left * flat) @ right
+    return result.to(torch.float32)
+
+
+def isotropic_average(
+    gradients: Sequence[Tensor],
+    weights: Sequence[float],
+    dims: tuple[int, int],
+    out: Tensor,
+    spectrum: Spectrum = flatten_spectrum,
+) -> Tensor:
+    """``out = spectrum(average)`` of a matrix tensor.
+
+    Args:
+        gradients: one [rows * cols] f32 per member, row-major.
+        weights: one f64 per member, their sum positive.
+        dims: (rows, cols).
+        out: [rows * cols] f32 on the same device, overwritten and returned.
+    """
+    matrix = average(gradients, weights, out).view(dims)
+    return out.copy_(spectrum(matrix).reshape(-1))

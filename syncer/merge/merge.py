@@ -1,0 +1,77 @@
+"""One round's answers of one fragment, merged tensor by tensor.
+
+Decides which formula a tensor gets. Knows nothing of rounds, learners' names or the outer step: it takes gradients in
+the order of their members, and that order fixes the bits.
+
+Source: protocol v4, "Avg computes ...", and the merge modes of HELLO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from syncer.merge import pieces
+from syncer.merge.average import average
+from syncer.merge.correction import Corrected
+from syncer.merge.iso import Spectrum, flatten_spectrum, isotropic_average
+from syncer.merge.rda import radial_directional_average
+from syncer.merge.weights import total_weight
+from yeto_torch.protocol.constants import MergeMode
+from yeto_torch.protocol.errors import LocalError
+from yeto_torch.protocol.layout import WireFragment
+
+
+def merge_fragment(
+    fragment: WireFragment,
+    gradients: Sequence[Tensor],
+    weights: Sequence[float],
+    momentum: Tensor,
+    *,
+    correction: bool,
+    spectrum: Spectrum = flatten_spectrum,
+) -> Tensor:
+    """The merged signed outer gradient of a fragment.
+
+    Args:
+        fragment: merge mode and tensor sizes.
+        gradients: one [numel] f32 per member, ascending by (learner id, generation), on the device of ``momentum``;
+            not modified.
+        weights: one f64 per member. If they sum to 0 the result is zero.
+        momentum: [numel] f32, the fragment's momentum before this step; not modified.
+        correction: whether each gradient is corrected against the momentum first.
+        spectrum: the SVD backend for iso.
+
+    Returns:
+        A fresh [numel] f32 tensor on the same device.
+
+    Raises:
+        LocalError: sizes that do not match.
+        RunError: the SVD failed.
+    """
+    if len(gradients) != len(weights) or any(part.shape != (fragment.numel,) for part in (momentum, *gradients)):
+        raise LocalError(f"merge: {len(gradients)} gradients and {len(weights)} weights for {fragment.numel} values")
+    merged = pieces.empty_like(momentum)
+    if not total_weight(weights) > 0:
+        return merged.zero_()
+    end = 0
+    for index, numel in enumerate(fragment.numels):
+        tensor = slice(end, end := end + numel)
+        parts: Sequence[Tensor] = [gradient[tensor] for gradient in gradients]
+        if correction:
+            parts = Corrected(parts, momentum[tensor])
+        out = merged[tensor]
+        match fragment.mode:
+            case MergeMode.AVG:
+                average(parts, weights, out)
+            case MergeMode.RDA:
+                radial_directional_average(parts, weights, out)
+            case MergeMode.ISO:
+                isotropic_average(parts, weights, fragment.dims[index], out, spectrum)
+    return merged
+
+
+def total_norm(gradient: Tensor) -> float:
+    """The l2 norm of a merged gradient [n], in f64: the tape's ``gnorm``."""
+    return pieces.norm(gradient)

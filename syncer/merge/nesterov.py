@@ -1,0 +1,69 @@
+"""The outer step: Nesterov momentum in f32, whole or not at all.
+
+    buf <- mu * buf + d        theta <- theta - lr * (d + mu * buf)
+
+Every product and every sum is rounded by itself (see ``pieces``): the bits are then the same on every processor, and
+those of ``torch.optim.SGD(nesterov=True)`` wherever that does not fuse them.
+
+Source: protocol v4, the outer step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from syncer.merge import pieces
+from yeto_torch.protocol.errors import LocalError, RunError
+
+_SAFE = 2.0**126  # magnitudes bounded by this cannot reach infinity by rounding
+
+
+def nesterov_step(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> None:
+    """One outer step, in place on ``params`` and ``momentum``.
+
+    Args:
+        params, momentum: [n] f32, overwritten.
+        gradient: [n] f32, the merged signed outer gradient; not modified.
+        lr, mu: learning rate and momentum coefficient, used as f32.
+
+    Raises:
+        RunError: the gradient, or the state after the step, would not be finite. Neither buffer is touched then.
+        LocalError: the tensors do not match.
+    """
+    if not (params.shape == momentum.shape == gradient.shape and params.dim() == 1):
+        raise LocalError("outer step: parameters, momentum and gradient are not flat tensors of one length")
+    peak = pieces.largest(gradient)
+    if not math.isfinite(peak):
+        raise RunError("the merged outer gradient is not finite")
+    if not _cannot_overflow(params, momentum, peak, lr, mu) and not _stays_finite(params, momentum, gradient, lr, mu):
+        raise RunError("the outer step would make parameters or momentum non-finite")
+    room = pieces.scratch(params)
+    for p, m, d in pieces.pieces(params, momentum, gradient):
+        _advance(p, m, d, lr, mu, room[: d.numel()])
+
+
+def _cannot_overflow(params: Tensor, momentum: Tensor, peak: float, lr: float, mu: float) -> bool:
+    """Whether the largest magnitudes alone rule overflow out, as they do in any run that is not being attacked."""
+    buffer = abs(mu) * pieces.largest(momentum) + peak
+    update = abs(lr) * (peak + abs(mu) * buffer)
+    return max(buffer, peak + abs(mu) * buffer, update) + pieces.largest(params) < _SAFE  # False on NaN
+
+
+def _stays_finite(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> bool:
+    """The step rehearsed on copies, piece by piece."""
+    p_copy, m_copy, room = pieces.scratch(params), pieces.scratch(params), pieces.scratch(params)
+    for p, m, d in pieces.pieces(params, momentum, gradient):
+        p_next, m_next = p_copy[: d.numel()].copy_(p), m_copy[: d.numel()].copy_(m)
+        _advance(p_next, m_next, d, lr, mu, room[: d.numel()])
+        if not bool(torch.isfinite(p_next).all() & torch.isfinite(m_next).all()):
+            return False
+    return True
+
+
+def _advance(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float, room: Tensor) -> None:
+    pieces.product(momentum, mu, momentum).add_(gradient)
+    update = pieces.product(momentum, mu, room).add_(gradient)
+    params.sub_(pieces.product(update, lr, update))

@@ -1,0 +1,104 @@
+"""Working through long tensors piece by piece: f64 reductions, and products that never fuse.
+
+Decides how large a piece is, and how a sum is accumulated. Knows nothing of learners or fragments.
+
+* A reduction converts one piece at a time to f64. No f64 copy of a whole tensor ever exists.
+* A product and the sum it enters are two operations. ``add(..., alpha=)`` fuses them on processors with FMA and on
+  GPUs, rounding once instead of twice: other bits than the law's formulas in f32 give, and other bits per machine.
+  Within a piece the extra pass runs in cache and costs little.
+
+Source: protocol v4, coordinator merge; the rule that sums of squares accumulate in f64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from yeto_torch.protocol import codec
+
+CPU_PIECE = 1 << 18  # 1 MiB of f32: with its scratch it stays in cache, yet a call's overhead is small against it
+GPU_PIECE = 1 << 26  # a GPU has no such cache: launches should be few, scratch moderate (256 MiB)
+_F32_SHIFT = 2.0**64
+_F32_MAX = float(torch.finfo(torch.float32).max)
+
+
+def piece_numel(tensor: Tensor) -> int:
+    """Values per piece for work on ``tensor``'s device."""
+    return CPU_PIECE if tensor.device.type == "cpu" else GPU_PIECE
+
+
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Matching pieces (views) of flat tensors of one length."""
+    size = piece_numel(tensors[0])
+    return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
+
+
+def scratch(like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uninitialised room for one piece of ``like``, on its device."""
+    return torch.empty(min(like.numel(), piece_numel(like)), dtype=dtype, device=like.device)
+
+
+def empty_like(tensor: Tensor) -> Tensor:
+    """An uninitialised f32 tensor [n] on the device of ``tensor`` [n]."""
+    if tensor.device.type == "cpu":
+        return codec.empty(tensor.numel())
+    return torch.empty(tensor.numel(), dtype=torch.float32, device=tensor.device)
+
+
+def dot(left: Tensor, right: Tensor) -> float:
+    """The inner product of two flat f32 tensors, in f64."""
+    same = left is right
+    a, b = scratch(left, torch.float64), scratch(left, torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=left.device)
+    for x, y in pieces(left, right):
+        a64 = a[: x.numel()].copy_(x)
+        total += torch.dot(a64, a64 if same else b[: y.numel()].copy_(y))
+    return float(total)
+
+
+def norm(values: Tensor) -> float:
+    """The l2 norm of a flat f32 tensor, in f64. NaN or infinite where a value is."""
+    return math.sqrt(dot(values, values))
+
+
+def largest(values: Tensor) -> float:
+    """The largest magnitude in a flat tensor; NaN where a value is NaN."""
+    extremes = [torch.stack(torch.aminmax(piece)) for (piece,) in pieces(values)]
+    return float(torch.stack(extremes).abs().amax())
+
+
+def total(terms: Sequence[float]) -> float:
+    """A plain left-to-right f64 sum. The built-in one compensates since Python 3.12: other bits per interpreter."""
+    result = 0.0
+    for term in terms:
+        result += term
+    return result
+
+
+def product(values: Tensor, factor: float, out: Tensor) -> Tensor:
+    """``out = f32(factor) * values`` for one piece, elementwise; ``out`` may be ``values``.
+
+    A factor beyond f32 multiplies in two steps, the first by a power of two: then the values are so small that the
+    product is ordinary, and infinity in its place would end the run for an input that is merely odd.
+    """
+    if math.isfinite(factor) and abs(factor) > _F32_MAX:
+        return torch.mul(values, _F32_SHIFT, out=out).mul_(float(np.float32(factor / _F32_SHIFT)))
+    return torch.mul(values, float(np.float32(factor)), out=out)
+
+
+def accumulate(out: Tensor, values: Tensor, factor: float) -> None:
+    """``out += f32(factor) * values`` over whole flat tensors, product and sum each rounded to f32."""
+    room = scratch(out)
+    for target, piece in pieces(out, values):
+        target += product(piece, factor, room[: piece.numel()])
+
+
+def scale(values: Tensor, factor: float) -> None:
+    """``values *= f32(factor)`` over a whole flat tensor."""
+    for (piece,) in pieces(values):
+        product(piece, factor, piece)
