@@ -84,9 +84,13 @@ class Coordinator:
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Settle one event that arrived at ``now``; returns what must be done, in order."""
         if self.phase not in (Phase.DONE, Phase.FAILED):
-            self._settle_rounds(now)
+            # The actor's own work ends long after the answers that waited meanwhile arrived: it moves no deadline.
+            from_outside = not isinstance(event, ev.MergeDone | ev.RoundSynced)
+            if from_outside:
+                self._settle_rounds(now)
             self._dispatch(event, now)
-            self._settle_rounds(now)
+            if from_outside:
+                self._settle_rounds(now)
         return self._take()
 
     def on_time(self, now: float) -> list[fx.Effect]:
@@ -94,6 +98,7 @@ class Coordinator:
         match self.phase:
             case Phase.ASSEMBLING:
                 self._assemble(now)
+                self._check_losses(now)
             case Phase.RUNNING:
                 self._settle_rounds(now)
                 self._check_losses(now)
@@ -108,7 +113,7 @@ class Coordinator:
         times: list[float | None] = []
         match self.phase:
             case Phase.ASSEMBLING:
-                times.append(self._start_at())
+                times.extend((self._start_at(), self._loss_at()))
             case Phase.RUNNING:
                 times.append(self._loss_at())
                 times.extend(r.due for r in self._plan)
@@ -250,7 +255,7 @@ class Coordinator:
         self._roster.leave(member, now)
         self._pace.forget(member)
         self._greeted.pop(member, None)
-        if len(self._roster.current) < self._policy.schedule.quorum:
+        if len(self._roster.current) < self._start_quorum:
             self._quorum_since = None
         if self._schedule is not None:
             for round_ in self._schedule:
@@ -266,17 +271,24 @@ class Coordinator:
         elif self._roster.is_live(event.member) and not self._initialized[event.fragment]:
             self._initialized[event.fragment] = True
             self._do(fx.Initialize(event.fragment, event.values))
+            if self._saves_periodically:
+                self._save()  # before it is broadcast: learner 0 never sends again what it has seen broadcast
             self._assemble(now)
 
     def _assemble(self, now: float) -> None:
         if self.phase is not Phase.ASSEMBLING or not self._initialized or not all(self._initialized):
             return
         connected = len(self._roster.current)
-        if connected >= self._policy.schedule.quorum and self._quorum_since is None:
+        if connected >= self._start_quorum and self._quorum_since is None:
             self._quorum_since = now
         start_at = self._start_at()
         if connected == self._policy.learners or (start_at is not None and now >= start_at):
             self._start(now)
+
+    @property
+    def _start_quorum(self) -> int:
+        """Learners a resumed run starts with at least: a quorum to merge, one when only the final cut is left."""
+        return 1 if self._plan.complete else self._policy.schedule.quorum
 
     def _start_at(self) -> float | None:
         """A resumed run also starts once a quorum has been connected for the start grace."""
@@ -382,9 +394,8 @@ class Coordinator:
             if self._plan.complete:
                 self._finalize(now)
                 return
-            every = self._policy.checkpoint.every
-            if self._policy.checkpoint.path is not None and every and round_.step % every == 0:
-                self._do(fx.SaveCheckpoint(round_.step))
+            if self._saves_periodically and round_.step % self._policy.checkpoint.every == 0:
+                self._save()
             self._do(fx.Broadcast(round_.fragment, round_.step, self._roster.current))
 
     def _note_reject(self, now: float, what: str, learner_id: int, reason: str, **fields: int) -> None:
@@ -453,7 +464,7 @@ class Coordinator:
 
     def _check_losses(self, now: float) -> None:
         at, absent = self._loss_at(), self._roster.longest_absent()
-        if at is not None and absent is not None and now >= at:
+        if self.phase in (Phase.ASSEMBLING, Phase.RUNNING) and at is not None and absent is not None and now >= at:
             self._save()
             self._fail(
                 f"learner {absent[0]} has been away for {self._policy.schedule.loss_after_s:g} s and "
@@ -461,14 +472,19 @@ class Coordinator:
             )
 
     def _on_interrupt(self) -> None:
-        if self.phase is Phase.RUNNING:
+        if self.phase is not Phase.FINALIZING:  # there the checkpoint is rewritten already
             self._save()
         self.phase = Phase.FAILED
         text = f"interrupted at step {self.committed}"
         self._do(fx.Note("end", {"step": self.committed, "code": 130, "reason": text}), fx.Finish(130, text))
 
+    @property
+    def _saves_periodically(self) -> bool:
+        return self._policy.checkpoint.path is not None and self._policy.checkpoint.every > 0
+
     def _save(self) -> None:
-        if self._policy.checkpoint.path is not None:
+        """Make the last contiguous commit durable, once there is a whole state."""
+        if self._policy.checkpoint.path is not None and self._initialized and all(self._initialized):
             self._do(fx.SaveCheckpoint(self.committed))
 
     def _fail(self, text: str) -> None:
