@@ -23,9 +23,5 @@ def average(gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor) 
     """
     whole = total_weight(weights)
     for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
-        if index:
-            pieces.accumulate(out, gradient, weight / whole)
-        else:
-            for target, piece in pieces.pieces(out, gradient):
-                pieces.product(piece, weight / whole, target)
+        pieces.accumulate(out, gradient, weight / whole, first=index == 0)
     return out

@@ -21,59 +21,33 @@ MIN_NORM = 1e-8  # a shorter gradient or momentum has no direction to speak of
 ALIGNED_COSINE = 0.2
 
 
-def correct(gradient: Tensor, momentum: Tensor, momentum_norm: float | None = None) -> Tensor:
-    """The corrected gradient; ``gradient`` itself, not a copy, where nothing is to be corrected.
+def correct(gradient: Tensor, momentum: Tensor) -> Tensor:
+    """The corrected gradient of one member and one tensor; ``gradient`` itself where nothing is to be corrected.
 
     Args:
-        gradient: [n] f32, a member's signed outer gradient of one tensor; not modified.
-        momentum: [n] f32, that tensor's momentum before the step; not modified.
-        momentum_norm: its f64 norm, if known already.
+        gradient: [n] f32, a signed outer gradient; not modified.
+        momentum: [n] f32, the tensor's momentum before the step; not modified.
     """
-    a = pieces.norm(gradient)
-    b = pieces.norm(momentum) if momentum_norm is None else momentum_norm
-    if a < MIN_NORM or b < MIN_NORM:
-        return gradient
-    cosine = pieces.dot(gradient, momentum) / (a * b)
-    if cosine >= ALIGNED_COSINE:
-        return gradient
-    confidence = a / (a + 3.0 * b + 1e-8)
-    if cosine < 0:
-        beta = min(0.5 * -cosine * confidence, 0.5)
-        return _add_momentum(gradient, momentum, (-beta * cosine) * a / b)
-    blend = min((1.0 - cosine) * confidence, 1.0)
-    return _turn(gradient, momentum, (1.0 - blend) / a, blend / b, a)
-
-
-def _add_momentum(gradient: Tensor, momentum: Tensor, factor: float) -> Tensor:
-    """``d + f32(factor) * m``, product and sum rounded to f32 each."""
-    out = pieces.empty_like(gradient)
-    for target, d, m in pieces.pieces(out, gradient, momentum):
-        target = pieces.product(m, factor, target)
-        target += d
-    return out
-
-
-def _turn(gradient: Tensor, momentum: Tensor, along: float, towards: float, length: float) -> Tensor:
-    """``t = along * d + towards * m`` in f64, rounded to f32 and scaled to ``length`` by one f32 factor."""
-    out = pieces.empty_like(gradient)
-    room, other = pieces.scratch(out, torch.float64), pieces.scratch(out, torch.float64)
-    square = torch.zeros((), dtype=torch.float64, device=out.device)
-    for target, d, m in pieces.pieces(out, gradient, momentum):
-        t = room[: d.numel()].copy_(d).mul_(along)
-        t += other[: m.numel()].copy_(m).mul_(towards)
-        square += torch.dot(t, t)
-        target.copy_(t)
-    pieces.scale(out, length / max(float(square.sqrt()), MIN_NORM))
-    return out
+    return Corrected([gradient], momentum, pieces.empty_like(gradient))[0]
 
 
 class Corrected(Sequence[Tensor]):
-    """The members' gradients of one tensor, each corrected when it is fetched: one corrected copy lives at a time."""
+    """The members' gradients of one tensor, each corrected when it is fetched.
 
-    def __init__(self, gradients: Sequence[Tensor], momentum: Tensor) -> None:
+    A fetched tensor is either the member's own gradient or ``room``, which the next fetch overwrites: whatever the
+    number of members, one corrected copy exists.
+
+    Args:
+        gradients: one [n] f32 per member; not modified.
+        momentum: [n] f32, the tensor's momentum before the step; not modified.
+        room: [n] f32 to work in.
+    """
+
+    def __init__(self, gradients: Sequence[Tensor], momentum: Tensor, room: Tensor) -> None:
         self._gradients = gradients
         self._momentum = momentum
-        self._norm = pieces.norm(momentum)
+        self._room = room
+        self._alignments, self._momentum_norm = pieces.alignment(gradients, momentum)
 
     def __len__(self) -> int:
         return len(self._gradients)
@@ -84,5 +58,38 @@ class Corrected(Sequence[Tensor]):
     def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
         if isinstance(index, slice):
-            return Corrected(self._gradients[index], self._momentum)
-        return correct(self._gradients[index], self._momentum, self._norm)
+            raise TypeError("corrected gradients are fetched one at a time")
+        gradient = self._gradients[index]
+        (a, inner), b = self._alignments[index], self._momentum_norm
+        if a < MIN_NORM or b < MIN_NORM:
+            return gradient
+        cosine = inner / (a * b)
+        if cosine >= ALIGNED_COSINE:
+            return gradient
+        confidence = a / (a + 3.0 * b + 1e-8)
+        if cosine < 0:
+            beta = min(0.5 * -cosine * confidence, 0.5)
+            return _add_momentum(gradient, self._momentum, (-beta * cosine) * a / b, self._room)
+        blend = min((1.0 - cosine) * confidence, 1.0)
+        return _turn(gradient, self._momentum, ((1.0 - blend) / a, blend / b, a), self._room)
+
+
+def _add_momentum(gradient: Tensor, momentum: Tensor, factor: float, out: Tensor) -> Tensor:
+    """``d + f32(factor) * m``, product and sum rounded to f32 each."""
+    for target, d, m in pieces.pieces(out, gradient, momentum):
+        pieces.product(m, factor, target).add_(d)
+    return out
+
+
+def _turn(gradient: Tensor, momentum: Tensor, factors: tuple[float, float, float], out: Tensor) -> Tensor:
+    """``t = along * d + towards * m`` in f64, rounded to f32 and scaled to ``length`` by one f32 factor."""
+    along, towards, length = factors
+    room, other = pieces.scratch(out, torch.float64), pieces.scratch(out, torch.float64)
+    square = torch.zeros((), dtype=torch.float64, device=out.device)
+    for target, d, m in pieces.pieces(out, gradient, momentum):
+        t = room[: d.numel()].copy_(d).mul_(along)
+        t += other[: m.numel()].copy_(m).mul_(towards)
+        square += torch.dot(t, t)
+        target.copy_(t)
+    pieces.scale(out, length / max(float(square.sqrt()), MIN_NORM))
+    return out

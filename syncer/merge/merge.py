@@ -55,12 +55,13 @@ def merge_fragment(
     merged = pieces.empty_like(momentum)
     if not total_weight(weights) > 0:
         return merged.zero_()
+    room = pieces.empty_like(momentum[: max(fragment.numels)])
     end = 0
     for index, numel in enumerate(fragment.numels):
         tensor = slice(end, end := end + numel)
         parts: Sequence[Tensor] = [gradient[tensor] for gradient in gradients]
         if correction:
-            parts = Corrected(parts, momentum[tensor])
+            parts = Corrected(parts, momentum[tensor], room[:numel])
         out = merged[tensor]
         match fragment.mode:
             case MergeMode.AVG:

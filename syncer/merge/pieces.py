@@ -50,20 +50,28 @@ def empty_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.numel(), dtype=torch.float32, device=tensor.device)
 
 
-def dot(left: Tensor, right: Tensor) -> float:
-    """The inner product of two flat f32 tensors, in f64."""
-    same = left is right
-    a, b = scratch(left, torch.float64), scratch(left, torch.float64)
-    total = torch.zeros((), dtype=torch.float64, device=left.device)
-    for x, y in pieces(left, right):
-        a64 = a[: x.numel()].copy_(x)
-        total += torch.dot(a64, a64 if same else b[: y.numel()].copy_(y))
-    return float(total)
+def alignment(vectors: Sequence[Tensor], reference: Tensor) -> tuple[list[tuple[float, float]], float]:
+    """Per vector (its norm, its inner product with ``reference``), and the norm of ``reference``; all in f64.
+
+    Flat f32 tensors of one length; each is read once. Sums run through aligned scratch: a library may add in another
+    order where the same values lie at another alignment.
+    """
+    ref64, vec64 = scratch(reference, torch.float64), scratch(reference, torch.float64)
+    sums = torch.zeros(len(vectors) + 1, 2, dtype=torch.float64, device=reference.device)
+    for ref, *parts in pieces(reference, *vectors):
+        r = ref64[: ref.numel()].copy_(ref)
+        sums[-1, 0] += torch.dot(r, r)
+        for row, part in enumerate(parts):
+            v = vec64[: part.numel()].copy_(part)
+            sums[row, 0] += torch.dot(v, v)
+            sums[row, 1] += torch.dot(v, r)
+    *rows, (square, _) = sums.tolist()
+    return [(math.sqrt(own), inner) for own, inner in rows], math.sqrt(square)
 
 
 def norm(values: Tensor) -> float:
-    """The l2 norm of a flat f32 tensor, in f64. NaN or infinite where a value is."""
-    return math.sqrt(dot(values, values))
+    """The l2 norm of a flat f32 tensor, in f64; NaN or infinite where a value is."""
+    return alignment((), values)[1]
 
 
 def largest(values: Tensor) -> float:
@@ -91,11 +99,17 @@ def product(values: Tensor, factor: float, out: Tensor) -> Tensor:
     return torch.mul(values, float(np.float32(factor)), out=out)
 
 
-def accumulate(out: Tensor, values: Tensor, factor: float) -> None:
-    """``out += f32(factor) * values`` over whole flat tensors, product and sum each rounded to f32."""
+def accumulate(out: Tensor, values: Tensor, factor: float, *, first: bool) -> None:
+    """``out += f32(factor) * values`` over whole flat tensors, product and sum each rounded to f32.
+
+    The ``first`` term overwrites ``out`` instead.
+    """
     room = scratch(out)
     for target, piece in pieces(out, values):
-        target += product(piece, factor, room[: piece.numel()])
+        if first:
+            product(piece, factor, target)
+        else:
+            target += product(piece, factor, room[: piece.numel()])
 
 
 def scale(values: Tensor, factor: float) -> None:

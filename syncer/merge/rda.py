@@ -30,14 +30,15 @@ def radial_directional_average(gradients: Sequence[Tensor], weights: Sequence[fl
         out: [n] f32 on the same device, overwritten and returned.
     """
     whole = total_weight(weights)
-    moments: list[float] = []
-    out.zero_()
+    lengths: list[float] = []
     for gradient, weight in zip(gradients, weights, strict=True):
         length = pieces.norm(gradient)
-        moments.append(length * weight)
         if length != 0:
-            pieces.accumulate(out, gradient, weight / whole / length)
-    radius = pieces.total(moments) / whole
+            pieces.accumulate(out, gradient, weight / whole / length, first=not any(lengths))
+        lengths.append(length)
+    if not any(lengths):
+        return out.zero_()
+    radius = pieces.total([length * weight for length, weight in zip(lengths, weights, strict=True)]) / whole
     direction = pieces.norm(out)
     if direction < MIN_DIRECTION:
         return average(gradients, weights, out)
