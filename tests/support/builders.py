@@ -1,0 +1,260 @@
+"""Short ways to say what a test means: policies, HELLOs, answers, and a coordinator whose orders are carried out.
+
+``Desk`` stands where the actor stands: it keeps the time, does what the effects oblige the actor to do (report merges
+and syncs back) and keeps everything that was ordered, so that a test reads as a conversation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from syncer.core import effects as fx
+from syncer.core import events as ev
+from syncer.core.coordinator import Coordinator, ResumePoint
+from syncer.core.events import Member
+from syncer.policy import (
+    CheckpointPolicy,
+    FinalPolicy,
+    IsoBackend,
+    ListenPolicy,
+    MergePolicy,
+    OuterPolicy,
+    SchedulePolicy,
+    SecurityPolicy,
+    SessionPolicy,
+    SvdPolicy,
+    SyncerPolicy,
+)
+from yeto_torch.protocol.constants import MergeMode, WireDType
+from yeto_torch.protocol.layout import WireFragment, WireLayout
+from yeto_torch.protocol.messages import Hello
+
+PROFILE = b"\x0a" * 32
+FINGERPRINT = b"\x11" * 32
+CONTRACT = b"\x22" * 32
+
+
+def layout_of(*numels: int, mode: MergeMode = MergeMode.AVG) -> WireLayout:
+    """One fragment of one tensor per number."""
+    return WireLayout(tuple(WireFragment(mode, (numel,)) for numel in numels))
+
+
+def schedule_policy(**changes: Any) -> SchedulePolicy:
+    """As fast as answers come, a short deadline, a grace window of one second."""
+    base: dict[str, Any] = {"quorum": 2, "quorum_timeout_s": 10, "sync_interval_steps": 0.0}
+    return SchedulePolicy(**{**base, **changes})
+
+
+def syncer_policy(
+    learners: int = 2,
+    total_steps: int = 100,
+    *,
+    ack_timeout_s: int = 30,
+    every: int = 8,
+    path: str | None = None,
+    mark_final: bool = False,
+    session: SessionPolicy | None = None,
+    iso_backend: IsoBackend = IsoBackend.SCALAR,
+    outer: OuterPolicy | None = None,
+    correction: bool = False,
+    **schedule: Any,
+) -> SyncerPolicy:
+    """A whole policy; what is not named here goes to ``schedule_policy``."""
+    if "quorum" not in schedule:
+        schedule["quorum"] = learners // 2 + 1
+    return SyncerPolicy(
+        learners=learners,
+        total_steps=total_steps,
+        listen=ListenPolicy(),
+        schedule=schedule_policy(**schedule),
+        merge=MergePolicy("heloco" if correction else "none", iso_backend, "cpu"),
+        outer=outer or OuterPolicy(),
+        svd=SvdPolicy(),
+        checkpoint=CheckpointPolicy(None if path is None else Path(path), every, "auto", mark_final),
+        final=FinalPolicy(ack_timeout_s),
+        session=session or SessionPolicy(),
+        security=SecurityPolicy(),
+    )
+
+
+def hello(learner_id: int, generation: int = 1, layout: WireLayout | None = None, **changes: Any) -> Hello:
+    """A HELLO of the test session; ``changes`` name fields of Hello."""
+    fields: dict[str, Any] = {
+        "learner_id": learner_id,
+        "generation": generation,
+        "dtype": WireDType.F32,
+        "layout": layout or layout_of(4, 4),
+        "fingerprint": FINGERPRINT,
+        "contract": CONTRACT,
+        "profile": None,
+        "num_streams": 0,
+    }
+    return Hello(**{**fields, **changes})
+
+
+def answer(
+    member: Member,
+    step: int,
+    *,
+    fragment: int = 0,
+    attempt: int = 1,
+    base_version: int = 0,
+    local_step: int = 1,
+    c_steps: int = 1,
+    c_tokens: int = 10,
+    gradient: object = None,
+) -> ev.PushArrived:
+    """An answer as the door hands it on; its weight follows from its counters."""
+    weight = c_tokens**2 / c_steps
+    return ev.PushArrived(
+        member, fragment, step, attempt, base_version, local_step, c_steps, c_tokens, weight, 16, gradient
+    )
+
+
+class Desk:
+    """A coordinator, its clock, and everything it has ordered.
+
+    Attributes:
+        now: seconds; moved by ``wait`` and ``at``.
+        orders: every effect so far.
+        new: the effects of the last call alone.
+    """
+
+    def __init__(
+        self, policy: SyncerPolicy, *, fragments: int = 2, resumed: ResumePoint | None = None, merges: bool = True
+    ) -> None:
+        self.policy, self.layout = policy, layout_of(*[4] * fragments)
+        self.coordinator = Coordinator(policy, PROFILE, resumed)
+        self.now = 0.0
+        self.orders: list[fx.Effect] = []
+        self.new: list[fx.Effect] = []
+        self.members: dict[int, Member] = {}
+        self.sync_s = 0.0
+        self._merges = merges
+        self._tickets = 0
+
+    # Time
+
+    def wait(self, seconds: float) -> list[fx.Effect]:
+        """Nothing happens for so long, but for what time decides on the way."""
+        end, found = self.now + seconds, []
+        while (due := self.coordinator.next_deadline()) is not None and due <= end:
+            self.now = max(self.now, due)
+            found += self._tick()
+        self.now = end
+        found += self._tick()
+        self.new = found
+        return found
+
+    def tick(self) -> list[fx.Effect]:
+        """The inbox is drained: what is due now."""
+        self.new = self._tick()
+        return self.new
+
+    def _tick(self) -> list[fx.Effect]:
+        return self._carry_out(self.coordinator.on_time(self.now))
+
+    # Events
+
+    def tell(self, event: ev.Event, *, tick: bool = True) -> list[fx.Effect]:
+        """One event now, and what follows from it; with ``tick`` the inbox is empty behind it."""
+        found = self._carry_out(self.coordinator.handle(event, self.now))
+        if tick:
+            found += self._tick()
+        self.new = found
+        return found
+
+    def _carry_out(self, effects: Iterable[fx.Effect]) -> list[fx.Effect]:
+        found, own = list(effects), deque(self._own_events(effects))
+        while own:
+            more = self.coordinator.handle(own.popleft(), self.now)
+            found += more
+            own.extend(self._own_events(more))
+        self.orders += found
+        return found
+
+    def _own_events(self, effects: Iterable[fx.Effect]) -> list[ev.Event]:
+        """What the actor itself must report once these are done."""
+        events: list[ev.Event] = []
+        for effect in effects if self._merges else ():
+            if isinstance(effect, fx.Merge):
+                events.append(ev.MergeDone(effect.step))
+            elif isinstance(effect, fx.Broadcast) and effect.version > 0:
+                events.append(ev.RoundSynced(effect.version, self.sync_s))
+        return events
+
+    # Learners
+
+    def join(self, learner_id: int, generation: int = 1, *, tick: bool = True, **changes: Any) -> Member:
+        """A learner says HELLO; returns who it is, admitted or not."""
+        self._tickets += 1
+        said = hello(learner_id, generation, self.layout, **changes)
+        self.tell(ev.HelloArrived(self._tickets, said), tick=tick)
+        member = Member(learner_id, generation)
+        if any(isinstance(e, fx.Admit) and e.ticket == self._tickets for e in self.new):
+            self.members[learner_id] = member
+        return member
+
+    def init(self) -> None:
+        """Learner 0 sends the starting values of every fragment."""
+        for fragment in range(len(self.layout)):
+            self.tell(ev.InitArrived(self.members[0], fragment, f"start of {fragment}"))
+
+    def leave(self, learner: int | Member, *, tick: bool = True) -> list[fx.Effect]:
+        """A group is gone: the current one of a learner, or a named one."""
+        member = learner if isinstance(learner, Member) else self.members.pop(learner)
+        return self.tell(ev.GroupLost(member, "the peer closed"), tick=tick)
+
+    def assemble(self) -> Desk:
+        """Everybody joins in generation 1 and learner 0 initialises: the run starts."""
+        for learner_id in range(self.policy.learners):
+            self.join(learner_id)
+        if self.coordinator.committed == 0:
+            self.init()
+        return self
+
+    def push(self, learner: int | Member, step: int, *, tick: bool = True, **fields: Any) -> list[fx.Effect]:
+        """A learner answers the round's present attempt, unless ``fields`` say otherwise."""
+        member = learner if isinstance(learner, Member) else self.members[learner]
+        fields.setdefault("fragment", (step - 1) % len(self.layout))
+        fields.setdefault("attempt", self.attempt(step))
+        return self.tell(answer(member, step, **fields), tick=tick)
+
+    def ack(self, learner: int | Member, step: int | None = None) -> list[fx.Effect]:
+        """A learner acknowledges the final cut."""
+        member = learner if isinstance(learner, Member) else self.members[learner]
+        return self.tell(ev.AckArrived(member, self.policy.total_steps if step is None else step))
+
+    # What was ordered
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        """Every effect of one kind so far."""
+        return [effect for effect in self.orders if isinstance(effect, kind)]
+
+    def latest(self, kind: type[Any]) -> list[Any]:
+        """The effects of one kind in the last call."""
+        return [effect for effect in self.new if isinstance(effect, kind)]
+
+    def attempt(self, step: int) -> int:
+        """The newest attempt of a round, 1 if it was never launched."""
+        return max((pull.attempt for pull in self.all(fx.SendPull) if pull.step == step), default=1)
+
+    def pulled(self, step: int, attempt: int = 1) -> list[Member]:
+        """Whom an attempt asked."""
+        return [p.member for p in self.all(fx.SendPull) if (p.step, p.attempt) == (step, attempt)]
+
+    def line(self, step: int) -> dict[str, Any]:
+        """The newest merge line of a step."""
+        return dict([record.line for record in self.all(fx.Record) if record.step == step][-1])
+
+    def notes(self, event: str) -> list[dict[str, Any]]:
+        """The tape's event lines of one name."""
+        return [dict(note.fields) for note in self.all(fx.Note) if note.event == event]
+
+    @property
+    def finish(self) -> fx.Finish | None:
+        """How the run ended, if it has."""
+        return next(iter(self.all(fx.Finish)), None)
