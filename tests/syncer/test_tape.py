@@ -105,12 +105,21 @@ def test_a_tape_cut_anywhere_keeps_its_whole_lines_and_goes_on(tmp_path):
         assert path.read_bytes().startswith(kept)
 
 
-def test_a_tail_of_zeros_after_a_power_cut_is_cut_off(tmp_path):
+@pytest.mark.parametrize(
+    ("whole", "tail"),
+    [
+        (b"", bytes(4096)),
+        (lines(merge(1)), bytes(4096)),
+        (lines(merge(1)), b"\xff\xfe of another file's block"),
+        (lines(merge(1)), b'{"whole": "but for its newline"}'),
+    ],
+    ids=["zeros-alone", "zeros", "garbage", "object"],
+)
+def test_whatever_a_power_cut_left_behind_the_last_newline_is_cut_off(tmp_path, whole, tail):
     path = tmp_path / "tape.jsonl"
-    for whole in (b"", lines(merge(1))):
-        path.write_bytes(whole + bytes(4096))
-        Tape(path).close()
-        assert path.read_bytes() == whole
+    path.write_bytes(whole + tail)
+    Tape(path).close()
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize(
