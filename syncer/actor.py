@@ -24,7 +24,7 @@ from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Identity
-from syncer.core.coordinator import Coordinator
+from syncer.core.coordinator import Coordinator, Phase
 from syncer.final_state import write_final_state
 from syncer.merge.iso import flatten_spectrum
 from syncer.merge.merge import merge_fragment, total_norm
@@ -83,7 +83,8 @@ class Actor:
     _finish: fx.Finish | None = None
     _told: str = ""
     _progress: Progress | None = None
-    _last_commit: float = field(default_factory=clock)
+    _moved: tuple[Phase, int] = (Phase.ASSEMBLING, -1)  # phase and step when something last moved
+    _moved_at: float = field(default_factory=clock)
 
     def post(self, event: ev.Event, now: float, handled: Callable[[], None] | None = None) -> None:
         """Queue an event that arrived at ``now``; from any thread. ``handled`` is called once it is settled."""
@@ -142,12 +143,15 @@ class Actor:
         deadline = self.coordinator.next_deadline()
         times = [] if deadline is None else [deadline]
         if self.coordinator.waiting_for() != self._told:
-            times.append(self._last_commit + _STALL_S)
+            times.append(self._moved_at + _STALL_S)
         return max(0.0, min(times) - clock()) if times else None
 
     def _explain_waiting(self) -> None:
-        text = self.coordinator.waiting_for()
-        if text != self._told and self._finish is None and clock() >= self._last_commit + _STALL_S:
+        text, now = self.coordinator.waiting_for(), clock()
+        moved = (self.coordinator.phase, self.coordinator.committed)
+        if moved != self._moved:
+            self._moved, self._moved_at = moved, now
+        if text != self._told and self._finish is None and now >= self._moved_at + _STALL_S:
             self._told = text
             log.info("waiting for %s", text)
 
@@ -244,7 +248,6 @@ class Actor:
         merged = self._merged[step]
         self.state.commit(step, fragment, merged.gradient, self.policy.outer.lr_at(step), self.policy.outer.momentum)
         merged.seconds += clock() - started
-        self._last_commit = clock()
 
     def _record(self, effect: fx.Record) -> None:
         merged = self._merged[effect.step]

@@ -377,9 +377,7 @@ class _Reception:
         if self._member.learner_id != 0:
             raise PeerError("INIT_PARAMS: only learner 0 may initialise")
         numel = self._hello.layout.numels[message.fragment]
-        return ev.InitArrived(
-            self._member, message.fragment, codec.decode(message.data, numel, self._hello.dtype.bulk)
-        )
+        return ev.InitArrived(self._member, message.fragment, codec.decode(message.data, numel, self._hello.dtype.bulk))
 
     def _push(self, push: PushFragment) -> ev.Event:
         self._check_id(push.learner_id, "PUSH_FRAGMENT")

@@ -299,9 +299,7 @@ class Coordinator:
     def _start(self, now: float) -> None:
         versions = self._plan.versions
         for fragment, version in enumerate(versions):
-            lacking = tuple(
-                m for m in self._roster.current if fragment not in self._greeted.get(m, frozenset())
-            )
+            lacking = tuple(m for m in self._roster.current if fragment not in self._greeted.get(m, frozenset()))
             if lacking:
                 self._do(fx.Broadcast(fragment, version, lacking))
         self._greeted.clear()
@@ -319,8 +317,7 @@ class Coordinator:
         if away:
             parts.append(f"learners {', '.join(map(str, away))} are not connected")
         if not all(self._initialized):
-            done = sum(self._initialized)
-            parts.append(f"{done} of {len(self._initialized)} fragments are initialised (learner 0 sends them)")
+            parts.append("learner 0 has not sent all starting values")
         return "assembling: " + " and ".join(parts)
 
     # ------------------------------------------------------------------ rounds
@@ -414,9 +411,7 @@ class Coordinator:
     def _finalize(self, now: float) -> None:
         step, members = self.committed, self._roster.current
         self.phase = Phase.FINALIZING
-        self._finalization = Finalization(
-            (m.learner_id for m in members), step, now + self._policy.final.ack_timeout_s
-        )
+        self._finalization = Finalization((m.learner_id for m in members), step, now + self._policy.final.ack_timeout_s)
         self._do(fx.Say(f"training complete after {step} outer steps"), fx.WriteFinal(step))
         self._do(fx.Note("final", {"step": step, "expected": [m.learner_id for m in members]}))
         if not members:
