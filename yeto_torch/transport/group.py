@@ -64,18 +64,32 @@ class Closed:
 
 
 class _SharedSlices:
-    """The group's reassembly table behind a lock: reserve, receive without the lock, commit."""
+    """The group's reassembly table behind a lock: reserve, receive without the lock, commit.
+
+    A learner judges a chunk once all of it is there: to it a violation ends the run, while a connection lost inside of
+    a chunk, whatever that would have become, is dialled again. The syncer judges as early as it can.
+    """
 
     def __init__(self, limits: GroupLimits) -> None:
         self._lock = Lock()
         self._table = Reassembler(limits.max_inner, limits.max_partials, limits.max_reserved_bytes)
+        self._patient = limits.inbound is Direction.TO_LEARNER
+        self._bad: dict[int, PeerError] = {}
 
     def reserve(self, msg_id: int, total: int, offset: int, size: int) -> memoryview:
         with self._lock:
-            return self._table.reserve(msg_id, total, offset, size)
+            try:
+                return self._table.reserve(msg_id, total, offset, size)
+            except PeerError as violation:
+                if not self._patient:
+                    raise
+                self._bad[msg_id] = violation
+                return memoryview(bytearray(size))  # at most one slice per socket, and nobody reads it
 
     def commit(self, msg_id: int, size: int) -> memoryview | None:
         with self._lock:
+            if msg_id in self._bad:
+                raise self._bad[msg_id]
             return self._table.commit(msg_id, size)
 
 
@@ -134,15 +148,15 @@ class Group:
     # ------------------------------------------------------------------------------------------ the owner's calls
 
     def start(self) -> None:
-        """Start reading and sending."""
+        """Start reading and sending. Raises RuntimeError when the system gives no threads at all."""
         with self._lock:
             if self._closing is not None or self._started:
                 return
+            self._closer.start()  # already now: an interpreter that is going down starts no threads
             self._started = True
             self._outbox.start(clock() + self._stream_wait_s)
-            self._closer.start()  # now: an interpreter that is going down starts no threads
-            for line in self._lines.values():
-                self._start_line(line)
+            missing = [self._start_line(line) for line in self._lines.values()]
+        self._end_without_threads(missing)
 
     def attach(self, index: int, sock: socket.socket) -> None:
         """Add data stream ``index`` (0-based), past its DATA_HELLO; the group owns ``sock`` unless this raises.
@@ -154,9 +168,11 @@ class Group:
                 raise LocalError(f"{self.name} is closed: {self._closing.reason}")
             self._outbox.attach(index)
             line = self._add_line(index + 1, sock)
-            if self._started:
-                self._start_line(line)
-                self._kick()
+            if not self._started:
+                return
+            missing = [self._start_line(line)]
+            self._kick()
+        self._end_without_threads(missing)
 
     def send(self, message: Message, on_sent: Callable[[], None] | None = None) -> bool:
         """Queue a message; never blocks. False when the group is closed and the message was dropped.
@@ -351,6 +367,10 @@ class Group:
         for line in self._lines.values():
             self._start_thread(line, "write", self._write)
 
+    def _end_without_threads(self, missing: list[str | None]) -> None:
+        for error in filter(None, missing):
+            self._end(Closed(f"no thread for {self.name}: {error}"))
+
     def _die(self) -> None:
         self._dead = True
         for line in self._lines.values():
@@ -385,11 +405,16 @@ class Group:
         line = self._lines[index] = _Line(Stream(index, sock), self._lock)
         return line
 
-    def _start_line(self, line: _Line) -> None:
-        self._start_thread(line, "read", self._read)
-        self._start_thread(line, "write", self._write)
+    def _start_line(self, line: _Line) -> str | None:
+        """Start both threads; what the system said if it refused."""
+        try:
+            self._start_thread(line, "write", self._write)
+            self._start_thread(line, "read", self._read)
+        except RuntimeError as error:
+            return str(error)
+        return None
 
     def _start_thread(self, line: _Line, what: str, loop: Callable[[_Line], None]) -> None:
         thread = Thread(target=loop, args=(line,), name=f"{self.name}-{what}-{line.stream.index}", daemon=True)
-        line.threads.append(thread)
         thread.start()
+        line.threads.append(thread)

@@ -60,13 +60,13 @@ def dial(host: str, port: int, timeout_s: float) -> socket.socket:
     except OSError as error:
         raise ConnectionError(f"cannot reach {host}:{port}: the name does not resolve ({why(error)})") from error
     tried: list[str] = []
-    for family, kind, proto, _, address in addresses:
+    for number, (family, kind, proto, _, address) in enumerate(addresses):
         left = deadline - clock()
         if left <= 0:
             break
         sock = socket.socket(family, kind, proto)
         try:
-            sock.settimeout(left)
+            sock.settimeout(left / (len(addresses) - number))  # a dead address leaves time for the others
             sock.connect(address)
             if sock.getsockname() == sock.getpeername():  # nobody listens, and the kernel met itself on a free port
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
