@@ -4,7 +4,7 @@ Decides: which values are legal, alone and together, and what null stands for. T
 Hydra merges YAML and overrides into (mutable, because it must); ``validate`` turns one at once into the frozen
 ``SyncerPolicy`` all other rooms read. A key is declared once, with its rule, by ``_key``.
 
-Must not know: how the values came together (``__main__.py`` composes), torch, sockets. Every error is a ValueError of
+Must not know: how the values came together (``compose.py``), torch, sockets. Every error is a ValueError of
 one line: the key, the value, the legal range.
 """
 

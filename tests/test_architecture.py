@@ -38,7 +38,7 @@ WORLD |= {"hydra", "omegaconf", "asyncio", "selectors", "multiprocessing", "secr
 COMMANDS = {"yeto_torch/run.py", "yeto_torch/processes.py", "yeto_torch/demo.py", "syncer/export.py"}
 CLOCKS = {"yeto_torch/transport/sockets.py", "yeto_torch/link.py", "syncer/actor.py", "syncer/tape.py", *COMMANDS}
 SECRETS = {"yeto_torch/link.py", "yeto_torch/run.py"}
-HYDRA = {"syncer/__main__.py", "syncer/config.py", "syncer/export.py"}
+HYDRA = {"syncer/compose.py", "syncer/config.py"}
 
 
 def imported(source: str) -> set[str]:
