@@ -253,7 +253,7 @@ class _Q4Scratch:
 def _q4_decode(data: _Bytes, out: _Floats, negate: bool) -> None:
     """[132 * ceil(n / 256)] bytes -> ``out`` [n] f32. Padding nibbles are not looked at."""
     blocks = data.reshape(-1, Q4_BLOCK_BYTES)
-    scales = np.ascontiguousarray(blocks[:, :4]).view(np.float32)
+    scales = blocks[:, :4].copy().view(np.float32)
     if not bool(np.all(scales >= 0)):  # NaN fails too
         raise PeerError("a q4 scale is negative or not a number")
     if not bool(np.all(scales <= MAX_MAGNITUDE)):
