@@ -1,8 +1,8 @@
 """``python -m syncer [key=value ...]``: command line -> configuration -> policy -> run; nothing else.
 
 A wrong configuration is one line on stderr and exit code 2, before torch is imported, a socket opened or a file
-touched. Must not know: how a configuration comes together (``compose.py``), what any key means (``config.py``), how a run goes
-(``run.py``).
+touched. Must not know: how a configuration comes together (``compose.py``), what any key means (``config.py``), how a
+run goes (``run.py``).
 """
 
 from __future__ import annotations
