@@ -30,13 +30,21 @@ MACHINES = [
     "yeto_torch/protocol/chunks.py",
     "syncer/checkpoint/format.py",
     "syncer/checkpoint/resume.py",
+    "syncer/svd/ledger.py",
     *(name for name in SOURCES if name.startswith("syncer/core/")),
 ]
 WORLD = {"torch", "numpy", "socket", "threading", "queue", "subprocess", "time", "random", "os", "pathlib", "logging"}
 WORLD |= {"hydra", "omegaconf", "asyncio", "selectors", "multiprocessing", "secrets", "datetime"}
 
 COMMANDS = {"yeto_torch/run.py", "yeto_torch/processes.py", "yeto_torch/demo.py", "syncer/export.py"}
-CLOCKS = {"yeto_torch/transport/sockets.py", "yeto_torch/link.py", "syncer/actor.py", "syncer/tape.py", *COMMANDS}
+CLOCKS = {
+    "yeto_torch/transport/sockets.py",
+    "yeto_torch/link.py",
+    "syncer/actor.py",
+    "syncer/tape.py",
+    "syncer/svd/pool.py",
+    *COMMANDS,
+}
 SECRETS = {"yeto_torch/link.py", "yeto_torch/run.py"}
 HYDRA = {"syncer/compose.py", "syncer/config.py"}
 

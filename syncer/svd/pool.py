@@ -1,0 +1,438 @@
+"""The exact-SVD pool: one child process per device, one thread that talks to each, one that watches the clock.
+
+    pool = SvdPool(policy.svd, on_event)
+    pool.start()
+    pool.submit(7, matrix)        # later, from another thread: on_event(Delivered(7, flat))
+    pool.drain()                  # takes no more, returns when everything admitted is delivered
+    pool.close()                  # kills and reaps the children, whatever they do
+
+It decides nothing: ``ledger`` says who computes what and when it is too late; this shell moves bytes, reports what
+happens and kills. Children are killed, never asked: one that hangs cannot be asked.
+
+Source: protocol v4, bounds of the exact-SVD pool; rulings on the pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from syncer.policy import SvdPolicy
+from syncer.svd import framing
+from syncer.svd import ledger as lg
+from syncer.svd.framing import Request, Scale, Status
+from yeto_torch.protocol.errors import LocalError, StateError
+
+log = logging.getLogger("syncer")
+
+WORKER = (sys.executable, "-P", "-m", "syncer.svd.worker")
+_PIPE_BYTES = 1 << 20  # asked for, not needed: fewer switches between the two ends
+_PROBE, _PROBE_TOLERANCE = 2.0, 1e-5
+_EXIT_S = 1.0  # a child whose pipe has closed is given so long to end by itself, for the sake of its exit code
+_REAP_S = 10.0  # a killed child is gone in milliseconds, unless a driver holds it
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """``matrix`` is the flattened [rows, cols] f32 of the job, on the device of the submitted one."""
+
+    job_id: int
+    matrix: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The drain began before the job was admitted: it will not be computed."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """The pool is lost for ever; the last event there is. ``reason`` is what every later call raises."""
+
+    reason: str
+
+
+PoolEvent: TypeAlias = Delivered | Withdrawn | Poisoned
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    number: int
+    matrix: Tensor
+    scale: Scale
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """One device's child and its thread. Fields are shared under the pool's lock, but for ``requests``."""
+
+    index: int
+    device: str
+    wake: tuple[int, int] | None = field(default_factory=os.pipe)  # a byte: there is a job, or it is time to go
+    process: subprocess.Popen[bytes] | None = None
+    thread: threading.Thread | None = None
+    job: _Job | None = None
+    doomed: bool = False  # its own thread kills and reaps it; nobody else may signal a number that could be reused
+    requests: int = 0
+
+
+class SvdPool:
+    """Makes the spectra of matrices flat, in children that can be killed.
+
+    ``on_event`` is called from the pool's threads, one call at a time and never after ``Poisoned``; it must only pass
+    the event on. All methods may be called from any thread, and none but ``drain`` and ``close`` waits.
+
+    Args:
+        policy: devices, capacity and deadlines; ``auto`` is every CUDA device, or the CPU if there is none.
+        on_event: told about results, withdrawn jobs and the failure of the pool.
+        command: what starts a child; ``--device`` and ``--threads`` are appended.
+    """
+
+    def __init__(
+        self,
+        policy: SvdPolicy,
+        on_event: Callable[[PoolEvent], None],
+        *,
+        command: Sequence[str] = WORKER,
+    ) -> None:
+        self._policy, self._on_event, self._command = policy, on_event, tuple(command)
+        self._changed = threading.Condition(threading.RLock())
+        self._ledger: lg.SvdLedger | None = None
+        self._workers: list[_Worker] = []
+        self._jobs: dict[int, _Job] = {}
+        self._results: dict[int, Tensor] = {}
+
+    # ------------------------------------------------------------------ for the owner
+
+    def start(self) -> None:
+        """Start the children; returns at once. What goes wrong with them is reported as ``Poisoned``."""
+        devices = resolve_devices(self._policy.devices)
+        with self._changed:
+            if self._ledger is not None:
+                raise LocalError("the exact-SVD pool was started twice")
+            self._ledger = lg.SvdLedger(
+                [f"{index} ({device})" for index, device in enumerate(devices)],
+                capacity=self._policy.queue_capacity,
+                startup_timeout_s=self._policy.startup_timeout_s,
+                request_timeout_s=self._policy.request_timeout_s,
+                now=time.monotonic(),
+            )
+            threads = _threads_per_child(devices)
+            for index, device in enumerate(devices):
+                worker = _Worker(index, device)
+                command = (*self._command, "--device", device, "--threads", str(threads))
+                worker.thread = _thread(f"svd worker {index}", self._watch, worker, command)
+                self._workers.append(worker)
+                worker.thread.start()
+            _thread("svd deadlines", self._keep_time).start()
+
+    def submit(self, job_id: int, matrix: Tensor, scale: Scale = Scale.MEAN) -> None:
+        """Have ``matrix`` flattened; ``Delivered(job_id, ...)`` follows, within ``request_timeout_s`` from now.
+
+        Args:
+            job_id: not in use by another job that is under way.
+            matrix: [rows, cols] f32, finite, on any device; must not be modified before the job's event.
+            scale: what the flat spectrum is set to.
+
+        Raises:
+            StateError: the pool is poisoned, with its one message, or is drained.
+            LocalError: not a matrix of f32, or the pool was not started, or the id is in use.
+        """
+        if matrix.ndim != 2 or matrix.dtype != torch.float32 or not 1 <= matrix.numel() <= framing.MAX_NUMEL:
+            raise LocalError(f"the exact-SVD pool takes f32 matrices, not {list(matrix.shape)} {matrix.dtype}")
+        with self._changed:
+            self._started()
+            if job_id in self._jobs:
+                raise LocalError(f"job {job_id} is already in the exact-SVD pool")
+            self._jobs[job_id] = _Job(job_id, matrix, scale)
+            refused = self._handle(lg.Submitted(job_id))
+        if refused is not None:
+            raise StateError(refused)
+
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Take no more work and return once everything admitted is delivered; the children are stopped then.
+
+        Jobs that still wait for capacity are withdrawn. Idempotent.
+
+        Raises:
+            StateError: the pool is or becomes poisoned; so it does after ``timeout_s`` (default: the policy's).
+        """
+        with self._changed:
+            self._handle(lg.DrainAsked(self._policy.drain_timeout_s if timeout_s is None else timeout_s))
+            ledger = self._started()
+            self._changed.wait_for(lambda: ledger.state in lg.ENDED)
+            if ledger.reason is not None:
+                raise StateError(ledger.reason)
+
+    def close(self) -> None:
+        """Kill and reap the children at once and drop all work; idempotent."""
+        with self._changed:
+            if self._ledger is None:
+                return
+            self._handle(lg.CloseAsked())
+        until = time.monotonic() + _REAP_S
+        for worker in self._workers:
+            if worker.thread is not None and worker.thread is not threading.current_thread():
+                worker.thread.join(max(0.0, until - time.monotonic()))
+                if worker.thread.is_alive():
+                    log.warning("exact-SVD worker %d (%s) was killed and has not ended", worker.index, worker.device)
+
+    @property
+    def poison(self) -> str | None:
+        """The one message, once the pool is poisoned or was closed before it was drained."""
+        with self._changed:
+            return None if self._ledger is None else self._ledger.reason
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the living children."""
+        with self._changed:
+            return tuple(w.process.pid for w in self._workers if w.process is not None)
+
+    def waiting_for(self) -> str:
+        """What the pool is busy with, for a log line; empty when idle."""
+        with self._changed:
+            return "" if self._ledger is None else self._ledger.waiting_for()
+
+    # ------------------------------------------------------------------ effects, under the lock
+
+    def _started(self) -> lg.SvdLedger:
+        if self._ledger is None:
+            raise LocalError("the exact-SVD pool was not started")
+        return self._ledger
+
+    def _handle(self, event: lg.Event) -> str | None:
+        """Report an event to the ledger and do what it says; the reason if a submission was refused."""
+        with self._changed:
+            return self._perform(self._started().handle(event, time.monotonic()))
+
+    def _perform(self, effects: list[lg.Effect]) -> str | None:
+        refused = None
+        for effect in effects:
+            match effect:
+                case lg.Assign(index, job):
+                    self._workers[index].job = self._jobs[job]
+                    self._wake(self._workers[index])
+                case lg.Deliver(job):
+                    del self._jobs[job]
+                    self._on_event(Delivered(job, self._results.pop(job)))
+                case lg.Withdraw(job):
+                    del self._jobs[job]
+                    self._on_event(Withdrawn(job))
+                case lg.Refuse(job, reason):
+                    self._jobs.pop(job, None)
+                    refused = reason
+                case lg.Stop():
+                    self._stop()
+                case lg.Poison(reason):
+                    self._on_event(Poisoned(reason))
+        self._changed.notify_all()
+        return refused
+
+    def _stop(self) -> None:
+        self._jobs.clear()
+        self._results.clear()
+        for worker in self._workers:
+            worker.job = None
+            _kill(worker)
+            self._wake(worker)
+
+    def _wake(self, worker: _Worker) -> None:
+        if worker.wake is not None:
+            os.write(worker.wake[1], b"!")
+
+    def _ended(self) -> bool:
+        with self._changed:
+            return self._started().state in lg.ENDED
+
+    # ------------------------------------------------------------------ threads
+
+    def _keep_time(self) -> None:
+        with self._changed:
+            ledger = self._started()
+            while ledger.state not in lg.ENDED:
+                due = ledger.next_deadline()
+                self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+                self._perform(ledger.on_time(time.monotonic()))
+
+    def _watch(self, worker: _Worker, command: Sequence[str]) -> None:
+        """One child's life, on its own thread."""
+        try:
+            with self._child(worker, command) as (to_child, from_child):
+                self._converse(worker, to_child, from_child)
+        except (StateError, OSError, RuntimeError) as error:  # RuntimeError: torch, a device out of memory
+            self._handle(lg.WorkerFailed(worker.index, str(error)))
+        finally:
+            with self._changed:
+                self._handle(lg.WorkerFailed(worker.index, "is not watched any more"))  # news only after a bug of ours
+                for fd in worker.wake or ():
+                    os.close(fd)
+                worker.wake = None
+
+    def _converse(self, worker: _Worker, to_child: int, from_child: int) -> None:
+        probe = self._exchange(worker, to_child, from_child, torch.tensor([[_PROBE]]), Scale.MEAN)
+        if abs(float(probe) - _PROBE) > _PROBE_TOLERANCE:
+            raise StateError(f"answered the readiness probe {_PROBE} with {float(probe)}")
+        self._handle(lg.WorkerReady(worker.index))
+        while (job := self._next_job(worker, from_child)) is not None:
+            result = self._exchange(worker, to_child, from_child, job.matrix, job.scale).to(job.matrix.device)
+            with self._changed:
+                if not self._ended():
+                    self._results[job.number] = result
+                    self._handle(lg.Answered(worker.index))
+            del job, result  # nothing is held while waiting for the next
+
+    def _next_job(self, worker: _Worker, from_child: int) -> _Job | None:
+        """Wait for an assignment; None when it is time to go. An idle child that ends or speaks has failed."""
+        assert worker.wake is not None
+        woken = worker.wake[0]
+        poll = select.poll()
+        poll.register(woken, select.POLLIN)
+        poll.register(from_child, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll()}
+        with self._changed:
+            if self._ended():
+                return None
+            if woken in ready:
+                os.read(woken, 1)
+                job, worker.job = worker.job, None
+                return job
+        if os.read(from_child, 1):
+            raise StateError("sent a frame that nobody asked for")
+        raise StateError(_ending(worker, self._changed))
+
+    def _exchange(self, worker: _Worker, to_child: int, from_child: int, matrix: Tensor, scale: Scale) -> Tensor:
+        """Send a matrix and receive its answer: [rows, cols] f32 on the CPU, finite. Raises StateError."""
+        host = matrix.detach().cpu().contiguous()
+        request = Request(worker.requests, scale, *host.shape)
+        worker.requests += 1
+        header = bytearray(framing.HEADER_BYTES)
+        try:
+            framing.send(to_child, framing.request_header(request), host.numpy().data.cast("B"))
+            framing.receive(from_child, header)
+            status, payload_bytes = framing.parse_reply(header, request)
+            if status is Status.FAILED:
+                text = bytearray(payload_bytes)
+                framing.receive(from_child, text)
+                raise StateError(f"failed: {text.decode(errors='replace')}")
+            result = torch.empty(request.rows, request.cols, dtype=torch.float32)
+            framing.receive(from_child, result.numpy().data.cast("B"))
+        except (EOFError, BrokenPipeError) as error:
+            raise StateError(_ending(worker, self._changed)) from error
+        if not bool(torch.isfinite(result).all()):
+            raise StateError(f"answered a {request.rows} x {request.cols} matrix with values that are not finite")
+        return result
+
+    @contextlib.contextmanager
+    def _child(self, worker: _Worker, command: Sequence[str]) -> Iterator[tuple[int, int]]:
+        """Start the child; at the end kill and reap it. Yields the descriptors (to it, from it)."""
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                env=_environment(),
+                process_group=0,  # a Ctrl-C in the terminal is ours to answer
+            )
+        except OSError as error:
+            raise StateError(f"could not be started: {error}") from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        pipes = process.stdin, process.stdout
+        try:
+            with self._changed:
+                worker.process = process
+                if self._ended():
+                    _kill(worker)
+            _widen(*(pipe.fileno() for pipe in pipes))
+            yield pipes[0].fileno(), pipes[1].fileno()
+        finally:
+            with self._changed:
+                _kill(worker)
+                worker.doomed = True
+            process.wait()
+            with self._changed:
+                worker.process = None
+            for pipe in pipes:
+                pipe.close()
+
+
+# ---------------------------------------------------------------------- devices and processes
+
+
+def resolve_devices(devices: Sequence[str]) -> tuple[str, ...]:
+    """``auto`` becomes every CUDA device, or ``cpu`` where there is none; other names stay."""
+    found: list[str] = []
+    for device in devices:
+        if device == "auto":
+            found += [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
+        else:
+            found.append(device)
+    return tuple(found)
+
+
+def _threads_per_child(devices: Sequence[str]) -> int:
+    """An equal share of the cores for each CPU child; 0, torch's own choice, if the user has chosen."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, sum(device == "cpu" for device in devices)))
+
+
+def _thread(name: str, target: Callable[..., None], *args: object) -> threading.Thread:
+    return threading.Thread(target=target, args=args, name=name, daemon=True)
+
+
+def _environment() -> dict[str, str]:
+    """The child finds this very package, wherever we were started."""
+    root = str(Path(__file__).resolve().parents[2])
+    inherited = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((root, inherited) if inherited else (root,))}
+
+
+def _widen(*fds: int) -> None:
+    if sys.platform == "linux":
+        import fcntl
+
+        for fd in fds:
+            with contextlib.suppress(OSError):  # the user's share of pipe memory is used up
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _kill(worker: _Worker) -> None:
+    """SIGKILL to the child and whatever it started; under the pool's lock."""
+    if worker.process is not None and not worker.doomed:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
+
+
+def _ending(worker: _Worker, lock: threading.Condition) -> str:
+    """How a child whose pipe has closed came to its end."""
+    process = worker.process
+    assert process is not None
+    with lock:
+        worker.doomed = True
+    try:
+        code = process.wait(_EXIT_S)
+    except subprocess.TimeoutExpired:
+        with lock:
+            worker.doomed = False
+        return "closed its pipe"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,120 @@
+"""A child of the pool: ``python -m syncer.svd.worker --device cpu``.
+
+Reads matrices from stdin, makes their spectrum flat on its device, writes them to stdout (``framing``); it ends with
+stdin. It decides nothing and keeps nothing between requests. It must not load Hydra, and torch only once it is sure
+not to outlive its parent: asking the kernel for that comes first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from syncer.svd import framing
+from syncer.svd.framing import Scale
+from yeto_torch.protocol.errors import StateError
+
+if TYPE_CHECKING:
+    import torch
+
+RANK_TOLERANCE = 1e-10  # a singular value this small against the largest is a zero
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m syncer.svd.worker", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--device", required=True, help="cpu, cuda or cuda:N")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of torch; 0 = its own choice")
+    options = parser.parse_args()
+    _belong_to_parent()
+    replies = _keep_stdout_for_replies()
+    import torch
+
+    if options.threads > 0:
+        torch.set_num_threads(options.threads)
+    try:
+        with torch.inference_mode():
+            _serve(sys.stdin.fileno(), replies, options.device)
+    except (StateError, OSError, RuntimeError) as error:  # RuntimeError: torch, out of memory
+        print(f"syncer.svd.worker {options.device}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def flatten(matrix: torch.Tensor, scale: Scale) -> torch.Tensor:
+    """``U S V' -> s U V'`` by a thin SVD in f32 on the matrix's device; law, merge mode iso.
+
+    ``s`` is the mean of all min(rows, cols) singular values, or what keeps the Frobenius norm. Singular values up to
+    1e-10 of the largest stay zero. A matrix of zeros is returned unchanged.
+
+    Args:
+        matrix: [rows, cols] f32, finite; not modified.
+
+    Raises:
+        torch.linalg.LinAlgError: the decomposition did not converge.
+    """
+    import torch
+
+    if not bool(matrix.any()):
+        return matrix
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    kept = values > RANK_TOLERANCE * values[0]
+    exact = values.double()
+    level = exact.mean() if scale is Scale.MEAN else exact.square().sum().div(kept.sum()).sqrt()
+    flat: torch.Tensor = (left * torch.where(kept, level, 0.0).float()) @ right
+    return flat
+
+
+def _serve(source: int, sink: int, device: str) -> None:
+    """Answer requests until the source ends. Raises StateError on a malformed one."""
+    import torch
+
+    header = bytearray(framing.HEADER_BYTES)
+    while True:
+        try:
+            framing.receive(source, header)
+        except EOFError:
+            return
+        request = framing.parse_request(header)
+        host = torch.empty(request.rows, request.cols, dtype=torch.float32)
+        try:
+            framing.receive(source, host.numpy().data.cast("B"))
+            result = flatten(host.to(device), request.scale).cpu().contiguous()
+        except EOFError:
+            return  # the parent died in the middle of a matrix
+        except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+            framing.send(sink, framing.failure_frame(request, _one_line(error)))
+            continue
+        framing.send(sink, framing.matrix_header(request), result.numpy().data.cast("B"))
+        del host, result  # nothing is held while waiting for the next
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+
+def _belong_to_parent() -> None:
+    """Die with the parent, also in the middle of a decomposition (Linux; elsewhere when stdin ends), and only with it:
+    a signal to the whole terminal or service is the parent's to answer, who may still need a result."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _keep_stdout_for_replies() -> int:
+    """A private descriptor for replies; what anything else prints goes to stderr."""
+    replies = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return replies
+
+
+if __name__ == "__main__":
+    sys.exit(main())
