@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from yeto_torch.folder import RunFolder
+from yeto_torch.fragments import clean_name
 from yeto_torch.protocol.errors import StateError
 from yeto_torch.protocol.layout import Layout
 
@@ -95,7 +96,7 @@ def _read_state(folder: RunFolder, step: int, layout: Layout) -> dict[str, torch
 
 def _targets(model: torch.nn.Module, layout: Layout, *, strict: bool) -> dict[str, torch.nn.Parameter]:
     """Layout name -> the model's parameter; raises ValueError unless names and shapes agree."""
-    aliases = {canonical_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    aliases = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
     targets = {}
     for tensor in layout.tensors:
         parameter = aliases.get(tensor.name)
@@ -113,11 +114,3 @@ def _targets(model: torch.nn.Module, layout: Layout, *, strict: bool) -> dict[st
             f"the run did not train {extra[0]!r} ({len(extra)} such in the model); strict=False leaves them as they are"
         )
     return targets
-
-
-_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-
-
-def canonical_name(name: str) -> str:
-    """A parameter's name without the segments that wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

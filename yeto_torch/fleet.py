@@ -52,6 +52,7 @@ class Launch:
             "checkpoint.resume": "auto",
             "tape.path": str(self.folder.tape),
             "final.state_path": str(self.folder.state),
+            "final.layout_path": str(self.folder.layout),
             "progress": "off",
         }
         chosen = {key_of(override) for override in self.overrides}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,3 +72,14 @@ class RunFolder:
                 file.write(run_id + "\n")
                 file.flush()
             yield run_id
+
+
+def new_run_dir(parent: Path) -> Path:
+    """A folder in ``parent`` named after the time, that does not exist yet."""
+    name = time.strftime("%Y%m%d-%H%M%S")
+    number = 1
+    path = parent / name
+    while path.exists():
+        number += 1
+        path = parent / f"{name}-{number}"
+    return path

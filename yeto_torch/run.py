@@ -12,13 +12,12 @@ import argparse
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from yeto_torch.fleet import Launch, key_of, start
-from yeto_torch.folder import RunFolder
+from yeto_torch.folder import RunFolder, new_run_dir
 from yeto_torch.protocol.errors import RunError
 
 CONFIGURATION = 2
@@ -126,17 +125,6 @@ def _check(options: argparse.Namespace, command: list[str]) -> None:
         raise ValueError("no script: put it behind --, as in -- train.py --epochs 3")
     if command[0] != "-m" and not Path(command[0]).is_file():
         raise ValueError(f"no such script: {command[0]}")
-
-
-def new_run_dir(parent: Path) -> Path:
-    """A folder in ``parent`` named after the time, that does not exist yet."""
-    name = time.strftime("%Y%m%d-%H%M%S")
-    number = 1
-    path = parent / name
-    while path.exists():
-        number += 1
-        path = parent / f"{name}-{number}"
-    return path
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""One seed of the demonstration: train the fleet, then what it is compared with.
+
+The fleet's model is the syncer's final one, read back from the run folder; what a learner holds in memory never counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+
+from rich.console import Console
+
+from yeto_torch.demos.baselines import Curve, train_alone, train_synchronously
+from yeto_torch.demos.follow import RunView
+from yeto_torch.demos.progress import showing
+from yeto_torch.demos.report import Result, Trained, draw, gradient_bytes
+from yeto_torch.demos.task import LEARNERS, evaluate, make_task
+from yeto_torch.final import load_final
+from yeto_torch.fleet import Launch, start
+from yeto_torch.folder import RunFolder
+from yeto_torch.protocol.errors import RunError
+
+SYNC_INTERVAL_STEPS = 24  # inner steps between two exchanges of one fragment
+EVALUATIONS = 24  # of the held-out data, by learner 0 over the run
+QUICK = 4  # times fewer steps
+
+
+class FleetError(RunError):
+    """The fleet did not complete; carries the launcher's exit code and the end of the failed child's output."""
+
+    def __init__(self, text: str, code: int, tail: tuple[str, ...]) -> None:
+        super().__init__(text)
+        self.code = code
+        self.tail = tail
+
+
+class Comparison:
+    """The trainings of one seed and what came out of them."""
+
+    def __init__(self, console: Console, options: argparse.Namespace, seed: int, folder: RunFolder) -> None:
+        self._console, self._options, self._seed, self._folder = console, options, seed, folder
+        self._name = "text" if options.text else "digits"
+        self._task = make_task(self._name, split=options.split, seed=seed)
+        self._steps = options.steps or self._task.steps // (QUICK if options.quick else 1)
+        fragments = self._task.fragments
+        self._rounds = max(2 * fragments, round(self._steps * fragments / SYNC_INTERVAL_STEPS))
+        self._curves: dict[str, Curve] = {}
+
+    def run(self) -> Result:
+        """Raises FleetError where the fleet did not complete."""
+        view = RunView(self._folder, LEARNERS)
+        began = time.monotonic()
+        self._train_fleet(view)
+        seconds = time.monotonic() - began
+        steps = [learner.step for learner in view.learners]
+        fleet = self._final_of_fleet(steps, sum(learner.bytes_moved for learner in view.learners))
+        lone = range(LEARNERS) if self._options.split == "classes" else range(1)
+        alone = [self._alone(learner, steps[learner]) for learner in lone]
+        synchronous = self._synchronous(round(sum(steps) / LEARNERS))
+        title = f"{self._task.title}, {self._options.split} split"
+        draw(self._folder.path / "curves.png", title, [v.curve for v in view.learners], fleet.accuracy, self._curves)
+        return Result(self._seed, fleet, alone, synchronous, self._rounds, seconds)
+
+    def _train_fleet(self, view: RunView) -> None:
+        self._say(
+            f"fleet: a syncer and {LEARNERS} learners on {self._task.title}, {self._options.split} split, "
+            f"seed {self._seed}: {self._rounds} rounds, about {self._steps} steps each"
+        )
+        command = ["-m", "yeto_torch.demos.learner", f"--task={self._name}", f"--split={self._options.split}"]
+        command += [f"--seed={self._seed}", f"--total-steps={self._rounds}"]
+        command += [f"--evaluate-every={max(1, self._steps // EVALUATIONS)}"]
+        keys = (f"total_steps={self._rounds}", f"schedule.sync_interval_steps={SYNC_INTERVAL_STEPS}")
+        launch = Launch(self._folder, LEARNERS, tuple(command), keys)
+        self._folder.path.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            show = stack.enter_context(showing(self._console, view, self._rounds))
+            names = ("syncer", *(f"learner {learner}" for learner in range(LEARNERS)))
+            logs = {
+                name: stack.enter_context((self._folder.path / f"{name.replace(' ', '-')}.log").open("w"))
+                for name in names
+            }
+            outcome = start(launch, lambda name, text: print(text, file=logs[name]), lambda _: None, show)
+        view.update()
+        if outcome.code:
+            who = "the fleet" if outcome.failure is None else outcome.failure.name
+            why = outcome.note or f"exit code {outcome.code}"
+            tail = () if outcome.failure is None else outcome.failure.tail
+            raise FleetError(f"{who} failed: {why}; logs in {self._folder.path}", outcome.code, tail)
+
+    def _final_of_fleet(self, steps: list[int], bytes_moved: int) -> Trained:
+        model = self._task.model()
+        load_final(model, self._folder.path)
+        accuracy, loss = evaluate(model, self._task)
+        samples = sum(steps) * self._task.batch
+        return Trained(f"fleet of {LEARNERS}, final model", accuracy, loss, sum(steps) / LEARNERS, samples, bytes_moved)
+
+    def _alone(self, learner: int, steps: int) -> Trained:
+        part = f"digits {5 * learner} to {5 * learner + 4}" if self._options.split == "classes" else "half of the data"
+        name = f"one learner, {part}"
+        self._say(f"{name}: {steps} steps")
+        curve = self._curves[name] = train_alone(self._task, learner, steps)
+        return Trained(name, curve.accuracy, curve.final_loss, steps, steps * self._task.batch, None)
+
+    def _synchronous(self, steps: int) -> Trained:
+        name = "synchronous training"
+        self._say(f"{name}: {steps} steps on the batches of both learners")
+        curve = self._curves[name] = train_synchronously(self._task, LEARNERS, steps)
+        parameters = sum(p.numel() for p in self._task.model().parameters())
+        samples = LEARNERS * steps * self._task.batch
+        moved = gradient_bytes(parameters, steps, LEARNERS)
+        return Trained(name, curve.accuracy, curve.final_loss, steps, samples, moved)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)

@@ -1,0 +1,85 @@
+"""What a run has come to, read from its folder while it is written: the tape and the learners' metrics."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from yeto_torch.demos.baselines import Curve
+from yeto_torch.folder import RunFolder
+
+
+class JsonLines:
+    """A growing file of one JSON object a line. ``new()`` gives the objects of the lines that were completed since."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+@dataclass
+class LearnerView:
+    """One learner as its metrics tell."""
+
+    curve: Curve = field(default_factory=Curve)
+    step: int = 0
+    loss: float | None = None
+    steps_per_s: float = 0.0
+    bytes_moved: int = 0  # sent and received, framing included; known at the end
+    _first: tuple[float, int] | None = None
+
+    def take(self, entry: dict[str, Any]) -> None:
+        step = self.step = entry["step"]
+        if self._first is None:
+            self._first = entry["time"], step
+        elapsed = entry["time"] - self._first[0]
+        if elapsed > 0:
+            self.steps_per_s = (step - self._first[1]) / elapsed
+        if "loss" in entry:
+            self.loss = entry["loss"]
+            self.curve.loss.append((step, entry["loss"]))
+        if "held_out_accuracy" in entry:
+            self.curve.held_out_accuracy.append((step, entry["held_out_accuracy"]))
+        if "done" in entry:
+            self.bytes_moved = entry["bytes_sent"] + entry["bytes_received"]
+
+
+class RunView:
+    """A run of a fleet as its folder tells."""
+
+    def __init__(self, folder: RunFolder, learners: int) -> None:
+        self.learners = [LearnerView() for _ in range(learners)]
+        self.round = 0
+        self.quorum = 0
+        self.responded = 0
+        self.tensor_bytes = 0  # pushes and broadcasts so far
+        self._metrics = [JsonLines(folder.path / f"learner-{i}.jsonl") for i in range(learners)]
+        self._tape = JsonLines(folder.tape)
+
+    def update(self) -> None:
+        """Read what was written since the last call."""
+        for view, lines in zip(self.learners, self._metrics, strict=True):
+            for entry in lines.new():
+                view.take(entry)
+        for entry in self._tape.new():
+            if "event" not in entry:
+                self._commit(entry)
+
+    def _commit(self, merge: dict[str, Any]) -> None:
+        self.round = merge["step"]
+        self.quorum = merge["quorum"]
+        self.responded = len(merge["responders"])
+        pushed = [responder["bytes"] for responder in merge["responders"]]
+        self.tensor_bytes += sum(pushed) + max(pushed) * len(self.learners)  # bf16 broadcasts are as large as pushes
