@@ -20,7 +20,7 @@ from yeto_torch.protocol.constants import HASH_BYTES, MAX_STREAMS, U32_MAX, U64_
 from yeto_torch.protocol.layout import contract_hash
 from yeto_torch.protocol.profile import ProfileRecord
 
-_log = logging.getLogger("yeto_torch")
+log = logging.getLogger("yeto_torch")
 _ENVIRONMENT = {
     "syncer": "YETO_SYNCER",
     "learner_id": "YETO_LEARNER_ID",
@@ -124,8 +124,7 @@ class LearnerConfig:
         _number("merge_alpha", self.merge_alpha, 0.0, 1.0)
         _integer("tokens_per_step", self.tokens_per_step, 1, U64_MAX)
         _choice("on_nonfinite", self.on_nonfinite, ("raise", "resync"))
-        if not isinstance(self.wait_for_start, bool):
-            raise ValueError(f"wait_for_start={self.wait_for_start!r}: must be True or False")
+        _choice("wait_for_start", self.wait_for_start, (True, False))
         if self.budget_steps is not None:
             _integer("budget_steps", self.budget_steps, 1, U32_MAX)
         if self.max_reconnects is not None:
@@ -146,9 +145,9 @@ class LearnerConfig:
         if self.learner_id is None:
             raise ValueError("learner_id: not given; pass learner_id=0, 1, ... or set YETO_LEARNER_ID")
         _integer("learner_id", self.learner_id, 0, U32_MAX)
-        if self.run_id is not None and not (isinstance(self.run_id, str) and self.run_id):
+        if self.run_id is not None and not _is_filled(self.run_id, str):
             raise ValueError(f"run_id={self.run_id!r}: must be a text that is not empty, or None")
-        if self.hmac_key is not None and not (isinstance(self.hmac_key, bytes) and self.hmac_key):
+        if self.hmac_key is not None and not _is_filled(self.hmac_key, bytes):
             raise ValueError("hmac_key: must be bytes, at least one")  # the key itself is never shown
         if self.contract is not None:
             _hash("contract", self.contract)
@@ -187,7 +186,7 @@ class LearnerConfig:
         return contract_hash(fingerprint, self.run_id)
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: Any) -> tuple[str, int]:
     """``"host:port"`` or ``"[v6]:port"`` as (host, port). Raises ValueError."""
     match = (
         re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text) if isinstance(text, str) else None
@@ -201,7 +200,7 @@ def _warn_about_run_id() -> None:
     global _warned_about_run_id
     if not _warned_about_run_id:
         _warned_about_run_id = True
-        _log.warning(
+        log.warning(
             "no run_id: every run of this model shares one session contract, so a syncer could continue a stale "
             "checkpoint of another run; give run_id='...' or set YETO_RUN_ID"
         )
@@ -221,6 +220,10 @@ def _whole(variable: str, text: str) -> int:
     return int(text)
 
 
+def _is_filled(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and bool(value)
+
+
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{name}={value!r}: must be an integer from {low} to {high}")
@@ -233,9 +236,9 @@ def _number(name: str, value: Any, low: float, high: float, *, above: bool = Fal
         raise ValueError(f"{name}={value!r}: must be {legal}")
 
 
-def _choice(name: str, value: Any, legal: tuple[str, ...]) -> None:
-    if value not in legal:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(legal)}")
+def _choice(name: str, value: Any, legal: tuple[Any, ...]) -> None:
+    if not any(type(value) is type(item) and value == item for item in legal):
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, legal))}")
 
 
 def _pattern(name: str, value: Any) -> None:

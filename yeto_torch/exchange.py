@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from yeto_torch.effects import Write
 from yeto_torch.protocol.codec import as_tensor, check_finite, is_sound
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.errors import NonFiniteError
 from yeto_torch.protocol.layout import Layout
 from yeto_torch.protocol.messages import Buffer
-from yeto_torch.session import Write
 
 
 class Exchange:
@@ -29,7 +29,7 @@ class Exchange:
 
     Args:
         layout: names, for error messages, and order.
-        parameters: the parameters of each fragment in wire order (``fragments.bind``); any float dtype, device, strides.
+        parameters: those of each fragment in wire order (``fragments.bind``); any float dtype, device and strides.
         bulk: the dtype broadcasts travel in, f32 or bf16.
         alpha: weight of the local value when a broadcast is blended in.
     """
@@ -116,7 +116,7 @@ class Exchange:
         if is_sound(flat):
             return
         tensors = self._layout.fragments[fragment].tensors
-        parts = flat.split([tensor.numel for tensor in tensors])
+        parts = torch.split(flat, [tensor.numel for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             if not is_sound(part):
                 bad = "a value that is not finite" if not bool(part.isfinite().all()) else "a value beyond 2^100"

@@ -5,7 +5,8 @@ on its own. It must not know the network or any tensor's values.
 
 Rules, in the order they are applied:
 
-* A parameter takes part when it is named, held by the inner optimizer, requires grad and has an element; a tied one once.
+* A parameter takes part when it is named, held by the inner optimizer, requires grad and has an element; a tied one
+  takes part once.
 * Averaged tensors (embeddings, heads, what ``average`` matches, under iso all that is not a matrix) form fragment 0.
 * The rest, sorted by (-numel, name), is spread over the remaining fragments by size, or by layer under ``strided``.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +35,7 @@ _SHOW = "pass the names: YetoOuterOptimizer(optimizer, named_parameters=model.na
 
 
 def clean_name(name: str) -> str:
-    """The name without the segments that DDP, FSDP, ``torch.compile`` and checkpoint wrappers put in front of others."""
+    """The name without the segments that DDP, FSDP, ``torch.compile`` and activation checkpointing add."""
     *path, leaf = name.split(".")
     return ".".join([part for part in path if part not in _WRAPPERS] + [leaf])
 
@@ -98,9 +100,13 @@ def _names(
             yield from zip(group.get("param_names", ()), group["params"], strict=False)
         return
     for item in named_parameters:
-        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)):
+        if not _is_pair(item):
             raise ValueError(f"named_parameters holds {type(item).__name__}, expected (name, parameter) pairs; {_SHOW}")
         yield item
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], torch.Tensor)
 
 
 def build_layout(

@@ -3,8 +3,8 @@
 Decides nothing that the session decides: it takes the session's effects and does them in order, parameters through
 ``exchange``, answers through ``link``. It knows no socket and no torch optimizer beyond the state of a parameter.
 
-    step boundary:  effects = session.boundary(...)     Adopt -> exchange.adopt      Respond -> exchange.delta, link.submit
-                                                        Install -> exchange.install  Fail -> raise
+    Adopt   -> exchange.adopt         Respond -> exchange.delta, link.submit
+    Install -> exchange.install       Fail    -> raise
 
 Between syncs a step costs two additions and one look at a flag.
 
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from yeto_torch.config import LearnerConfig
+from yeto_torch.effects import Adopt, Effect, Fail, Install, Respond, Write
 from yeto_torch.exchange import Exchange
 from yeto_torch.link import Link, Outgoing, clock
 from yeto_torch.protocol.codec import encode
@@ -29,9 +30,9 @@ from yeto_torch.protocol.errors import ConnectionLostError, NonFiniteError, RunE
 from yeto_torch.protocol.layout import Layout
 from yeto_torch.protocol.limits import GroupLimits
 from yeto_torch.protocol.messages import Hello
-from yeto_torch.session import Adopt, Effect, Fail, Install, Respond, Session, Write
+from yeto_torch.session import Session
 
-_log = logging.getLogger("yeto_torch")
+log = logging.getLogger("yeto_torch")
 _SAY_EVERY_S = 5.0
 
 
@@ -50,15 +51,15 @@ class Stats:
         connected: is there one now?
     """
 
-    global_step: int
-    versions: tuple[int, ...]
-    pushes: int
-    bytes_sent: int
-    bytes_received: int
-    merges: int
-    stall_seconds: float
-    reconnects: int
-    connected: bool
+    global_step: int = 0
+    versions: tuple[int, ...] = ()
+    pushes: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    merges: int = 0
+    stall_seconds: float = 0.0
+    reconnects: int = 0
+    connected: bool = False
 
 
 class Learner:
@@ -213,7 +214,7 @@ class Learner:
             if now >= deadline:
                 raise too_late(waiting)
             if now >= say_at:
-                _log.warning("waiting for %s", waiting)
+                log.warning("waiting for %s", waiting)
                 say_at = now + _SAY_EVERY_S
             self.link.wait(done, min(deadline, say_at) - now)
 
@@ -237,7 +238,7 @@ class Learner:
         match effect:
             case Adopt():
                 if effect.set_back_from is not None:
-                    _log.warning(
+                    log.warning(
                         "the syncer was set back: fragment %d from version %d to %d; local progress on it is dropped",
                         effect.fragment,
                         effect.set_back_from,
@@ -288,7 +289,7 @@ class Learner:
             for parameter in bad:
                 if not _is_finite(optimizer.state.get(parameter, {})):
                     del optimizer.state[parameter]
-        _log.warning("%s; fragments %s were put back on the last broadcast", error, sorted(self._resynced))
+        log.warning("%s; fragments %s were put back on the last broadcast", error, sorted(self._resynced))
         with self.link.lock:
             self._session.resynced(respond, sorted(self._resynced), self.local_step, self.tokens)
 

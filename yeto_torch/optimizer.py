@@ -1,23 +1,20 @@
 """YetoOuterOptimizer: any torch optimizer, as one learner of a fleet.
 
-It is a ``torch.optim.Optimizer`` in every respect that training code relies on, and the inner optimizer in all that is
-state: param groups, state and defaults are the inner one's own objects, ``state_dict`` is exactly its. What is added
-happens at the end of ``step``. It must not know the protocol; ``learner`` does the work.
+``wrapper`` makes it a torch optimizer, ``learner`` does the fleet's work; this file joins them: what a user says at
+construction, what happens at the end of ``step``, and how a run ends. It must not know the protocol.
 
-Source: README, "The learner"; torch.optim.Optimizer's contract.
+Source: README, "The learner".
 """
 
 from __future__ import annotations
 
-import inspect
 import operator
 import os
 import warnings
 import weakref
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MethodType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -28,29 +25,43 @@ from yeto_torch.fragments import NamedParameters, bind, build_layout, collect
 from yeto_torch.learner import Learner, Stats
 from yeto_torch.protocol.errors import RunError
 from yeto_torch.protocol.layout import Layout
-
-StateDict = dict[str, Any]
-Closure = Callable[[], Any]
+from yeto_torch.wrapper import Closure, OptimizerWrapper
 
 
-class YetoOuterOptimizer(torch.optim.Optimizer):
+class YetoOuterOptimizer(OptimizerWrapper):
     """Wraps ``inner`` so that the model it trains is trained by a whole fleet.
 
     The constructor connects and, like DDP's, returns when the fleet's weights are installed. Each ``step`` is the
     inner optimizer's; in between, and without waiting for the network, fragments of the model are exchanged with the
-    syncer.
+    syncer. ``state_dict`` is exactly the inner optimizer's: outer state comes from the syncer on joining.
 
     Args:
         inner: the optimizer, or a list of optimizers over one model.
         named_parameters: ``model.named_parameters()``, or the model; default: the names the inner optimizer knows.
-        syncer, learner_id, run_id, budget_steps: default to the environment (YETO_SYNCER, YETO_LEARNER_ID,
-            YETO_RUN_ID, YETO_BUDGET_STEPS), which the launcher sets.
-        **: see ``LearnerConfig``.
+        syncer: ``"host:port"``. Default: YETO_SYNCER.
+        learner_id: 0 to learners - 1. Default: YETO_LEARNER_ID.
+        run_id: the name of the run. Default: YETO_RUN_ID.
+        fragments, pattern, matrix_merge, average: the layout.
+        wire_dtype: ``"bf16"``, ``"f32"`` or ``"q4"``; what travels.
+        streams: data sockets.
+        merge_alpha: how much of the local value survives a broadcast; 0 takes the global one.
+        tokens_per_step: what a step counts unless ``step`` is told.
+        profile: the syncer's configuration to bind to (``ProfileRecord`` or its hash).
+        contract: 32 bytes instead of the contract derived from ``run_id``.
+        hmac_key: signs HELLO. Default: the file that YETO_HMAC_KEY_FILE names.
+        tls, process_group: not available in this version.
+        budget_steps: the learner-budget target. Default: YETO_BUDGET_STEPS.
+        wait_for_start: False returns at once; steps made before the first weights come are overwritten by them.
+        on_nonfinite: ``"raise"``, or ``"resync"``: drop local progress and take the last broadcast again.
+        max_reconnects: redials without a broadcast in between before giving up; None = never.
+        connect_timeout_s: how long the constructor waits.
+        final_timeout_s: how long ``finish`` waits.
 
     Raises:
         ValueError: a wrong argument; the sentence names it.
         ConnectionLostError: the fleet did not start within ``connect_timeout_s``.
         RefusedError: the syncer does not want this learner; carries its reason.
+        NonFiniteError: learner 0's starting values are not finite.
     """
 
     def __init__(
@@ -80,16 +91,14 @@ class YetoOuterOptimizer(torch.optim.Optimizer):
         connect_timeout_s: float = 900,
         final_timeout_s: float = 900,
     ) -> None:
-        arguments = {k: v for k, v in locals().items() if k not in ("self", "inner", "named_parameters", "__class__")}
-        self._inner = _optimizers(inner)
-        self._prepare_hooks()
+        arguments = dict(locals())
+        for name in ("self", "inner", "named_parameters", "__class__"):
+            del arguments[name]
+        super().__init__(inner)
         self._learner: Learner | None = None
-        self._layout: Layout | None = None
         self._warned = self._ended = False
         if disabled():
-            self._names = (
-                named_parameters if isinstance(named_parameters, torch.nn.Module) else _listed(named_parameters)
-            )
+            self._named = _kept(named_parameters)
             self._layout_arguments = {k: arguments[k] for k in ("fragments", "pattern", "matrix_merge", "average")}
             return
         config = LearnerConfig.resolve(**arguments)
@@ -101,7 +110,7 @@ class YetoOuterOptimizer(torch.optim.Optimizer):
             matrix_merge=config.matrix_merge,
             average=config.average,
         )
-        self._known = {id(p) for p in parameters.values()}
+        self._in_layout = {id(p) for p in parameters.values()}
         if config.run_dir is not None and config.identity == 0:
             _save_layout(self._layout, Path(config.run_dir))
         learner = Learner(config, self._layout, bind(self._layout, parameters), self._inner)
@@ -111,21 +120,9 @@ class YetoOuterOptimizer(torch.optim.Optimizer):
             learner.close()
             raise
         self._learner = learner
-        self._finalizer = weakref.finalize(self, learner.link.close)  # also at interpreter exit
+        weakref.finalize(self, learner.link.abandon).atexit = False  # at exit the link leaves by itself
 
-    def _prepare_hooks(self) -> None:
-        """What ``torch.optim.Optimizer.__init__`` sets beside the groups and the state, which are the inner one's."""
-        self._optimizer_step_pre_hooks = OrderedDict()
-        self._optimizer_step_post_hooks = OrderedDict()
-        self._optimizer_state_dict_pre_hooks = OrderedDict()
-        self._optimizer_state_dict_post_hooks = OrderedDict()
-        self._optimizer_load_state_dict_pre_hooks = OrderedDict()
-        self._optimizer_load_state_dict_post_hooks = OrderedDict()
-        self._warned_capturable_if_run_uncaptured = True
-        if self._single is not None and "grad_scaler" in inspect.signature(self._single.step).parameters:
-            self.step = MethodType(_step_with_scaler, self)  # type: ignore[method-assign]  # GradScaler asks the signature
-
-    # ------------------------------------------------------------------------------------------ one step
+    # ------------------------------------------------------------------------------------------ training
 
     def step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
         """One step of the inner optimizer; then, if anything is due, the exchange with the fleet.
@@ -137,22 +134,15 @@ class YetoOuterOptimizer(torch.optim.Optimizer):
             **inner_arguments: handed on to the inner optimizer.
 
         Returns:
-            What the inner optimizer returns. After ``finished``: nothing is done, and None returned.
-        """
-        args: tuple[Any, ...] = (self,) if closure is None else (self, closure)
-        kwargs = inner_arguments if tokens is None else {**inner_arguments, "tokens": tokens}
-        for before in self._optimizer_step_pre_hooks.values():
-            result = before(self, args, kwargs)
-            if result is not None:
-                if not (isinstance(result, tuple) and len(result) == 2):
-                    raise RuntimeError(f"a step pre-hook must return None or (args, kwargs), got {result!r}")
-                args, kwargs = result
-        out = self._step(*args[1:], **kwargs)
-        for after in self._optimizer_step_post_hooks.values():
-            after(self, args, kwargs)
-        return out
+            What the inner optimizer returns. After the final cut was installed: nothing is done, None is returned.
 
-    step.hooked = True  # type: ignore[attr-defined]  # the inner step runs torch's global hooks; here they would run twice
+        Raises:
+            PeerError, RefusedError, ConnectionLostError: what ended the session.
+            NonFiniteError: a parameter is not finite when its progress is asked for.
+        """
+        return super().step(closure, tokens=tokens, **inner_arguments)
+
+    step.hooked = True  # type: ignore[attr-defined]
 
     def _step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
         learner = self._learner
@@ -171,32 +161,32 @@ class YetoOuterOptimizer(torch.optim.Optimizer):
             learner.stepped(count)
         return loss
 
-    def _inner_step(self, closure: Closure | None, inner_arguments: dict[str, Any]) -> Any:
-        if self._single is not None:
-            return self._single.step(*(() if closure is None else (closure,)), **inner_arguments)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for optimizer in self._inner:
-            optimizer.step(**inner_arguments)
-        return loss
-
-    def _was_skipped(self, inner_arguments: dict[str, Any]) -> bool:
-        """Did a GradScaler that leaves the decision to the inner optimizer find an overflow? Then no step was made."""
-        found = [getattr(self._inner[0], "found_inf", None)]
-        scaler = inner_arguments.get("grad_scaler")
-        if scaler is not None:
-            for optimizer in (self, self._inner[0]):
-                found += scaler._found_inf_per_device(optimizer).values()
-        return any(bool(value) for value in found if value is not None)
-
     def _warn_ended(self) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn("step() after the run has finished: the final parameters stay as they are", stacklevel=4)
+            warnings.warn("step() after the run has finished: the final parameters stay as they are", stacklevel=5)
 
-    # ------------------------------------------------------------------------------------------ the fleet
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the (first) inner optimizer, before the first step.
+
+        Its parameters are in the layout already or do not require grad: what is exchanged is fixed when the optimizer
+        is wrapped. Raises ValueError for others, and after the first step.
+        """
+        params = param_group["params"]
+        params = [params] if isinstance(params, torch.Tensor) else list(params)
+        if self._learner is not None:
+            if self._learner.local_step:
+                raise ValueError("add_param_group after the first step: the layout of the fleet is fixed by then")
+            for item in params:
+                tensor = item[1] if isinstance(item, tuple) else item
+                if tensor.requires_grad and tensor.numel() and id(tensor) not in self._in_layout:
+                    raise ValueError(
+                        f"add_param_group: a new trainable parameter of shape {tuple(tensor.shape)} is not in the "
+                        "layout; add it to the inner optimizer before wrapping it"
+                    )
+        self._inner[0].add_param_group({**param_group, "params": params})
+
+    # ------------------------------------------------------------------------------------------ the end of a run
 
     @property
     def finished(self) -> bool:
@@ -227,7 +217,7 @@ class YetoOuterOptimizer(torch.optim.Optimizer):
             self._learner.report_budget(steps)
 
     def close(self) -> None:
-        """Leave the fleet, without the final cut if it has not come yet. ``step`` then is the inner optimizer's alone."""
+        """Leave, without the final cut if it has not come yet; ``step`` is then the inner optimizer's alone."""
         if self._learner is not None:
             self._learner.close()
 
@@ -237,213 +227,40 @@ class YetoOuterOptimizer(torch.optim.Optimizer):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    # ------------------------------------------------------------------------------------------ what can be looked at
+
     @property
     def stats(self) -> Stats:
         """A snapshot of this learner's numbers."""
-        if self._learner is None:
-            return Stats(0, (), 0, 0, 0, 0, 0.0, 0, False)
-        return self._learner.stats
+        return Stats() if self._learner is None else self._learner.stats
 
     @property
     def layout(self) -> Layout:
         """The fragments, their tensors and the fingerprint."""
-        if self._layout is None:  # YETO_DISABLE
-            parameters = collect(self._inner, self._names)
-            self._layout = build_layout([(n, tuple(p.shape)) for n, p in parameters.items()], **self._layout_arguments)
+        if self._learner is None:
+            parameters = collect(self._inner, self._named)
+            return build_layout([(n, tuple(p.shape)) for n, p in parameters.items()], **self._layout_arguments)
         return self._layout
-
-    # ------------------------------------------------------------------------------------------ the inner optimizer's
-
-    @property
-    def _single(self) -> torch.optim.Optimizer | None:
-        return self._inner[0] if len(self._inner) == 1 else None
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The inner optimizer's own groups; of several, one list of all their groups."""
-        if self._single is not None:
-            return self._single.param_groups
-        return [group for optimizer in self._inner for group in optimizer.param_groups]
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self._only("param_groups").param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
-        """The inner optimizer's own state; of several, one mapping with all entries."""
-        if self._single is not None:
-            return self._single.state
-        merged: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-        for optimizer in self._inner:
-            merged.update(optimizer.state)
-        return merged
-
-    @state.setter
-    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
-        self._only("state").state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The (first) inner optimizer's defaults."""
-        return self._inner[0].defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self._only("defaults").defaults = defaults
-
-    def _only(self, name: str) -> torch.optim.Optimizer:
-        if self._single is None:
-            raise AttributeError(f"{name} of several inner optimizers cannot be replaced; set it on each of them")
-        return self._single
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients, as the inner optimizer does."""
-        for optimizer in self._inner:
-            optimizer.zero_grad(set_to_none=set_to_none)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the (first) inner optimizer, before the first step, of parameters that need no place in the layout.
-
-        Raises ValueError for a trainable parameter that the layout does not hold: what is exchanged is fixed when the
-        optimizer is wrapped.
-        """
-        params = param_group["params"]
-        params = [params] if isinstance(params, torch.Tensor) else list(params)
-        if self._learner is not None:
-            if self._learner.local_step:
-                raise ValueError("add_param_group after the first step: the layout of the fleet is fixed by then")
-            for item in params:
-                tensor = item[1] if isinstance(item, tuple) else item
-                if tensor.requires_grad and tensor.numel() and id(tensor) not in self._known:
-                    raise ValueError(
-                        f"add_param_group: a new trainable parameter of shape {tuple(tensor.shape)} is not in the "
-                        "layout; add it to the inner optimizer before wrapping it"
-                    )
-        self._inner[0].add_param_group({**param_group, "params": params})
-
-    def state_dict(self) -> StateDict:
-        """Exactly the inner optimizer's; of several, as one optimizer over all their groups would give it."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        state = self._single.state_dict() if self._single is not None else _join_states(self._inner)
-        for after in self._optimizer_state_dict_post_hooks.values():
-            result = after(self, state)
-            state = state if result is None else result
-        return state
-
-    def load_state_dict(self, state_dict: StateDict) -> None:
-        """Load what ``state_dict`` of this or of the plain inner optimizer gave. Outer state is never in it."""
-        state_dict = state_dict.copy()
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            result = before(self, state_dict)
-            state_dict = state_dict if result is None else result
-        if self._single is not None:
-            self._single.load_state_dict(state_dict)
-        else:
-            _split_state(self._inner, state_dict)
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
-
-    # GradScaler: an inner optimizer that unscales by itself keeps doing so, through the attributes it reads.
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        return bool(getattr(self._single, "_step_supports_amp_scaling", False))
-
-    @property
-    def grad_scale(self) -> Any:
-        return self._inner[0].grad_scale
-
-    @grad_scale.setter
-    def grad_scale(self, value: Any) -> None:
-        self._inner[0].grad_scale = value
-
-    @grad_scale.deleter
-    def grad_scale(self) -> None:
-        del self._inner[0].grad_scale
-
-    @property
-    def found_inf(self) -> Any:
-        return self._inner[0].found_inf
-
-    @found_inf.setter
-    def found_inf(self, value: Any) -> None:
-        self._inner[0].found_inf = value
-
-    @found_inf.deleter
-    def found_inf(self) -> None:
-        del self._inner[0].found_inf
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             "YetoOuterOptimizer holds a connection and cannot be copied or pickled; save optimizer.state_dict()"
         )
 
-    def __repr__(self) -> str:
-        return f"YetoOuterOptimizer({', '.join(map(repr, self._inner))})"
 
-
-def _step_with_scaler(
-    self: YetoOuterOptimizer,
-    closure: Closure | None = None,
-    *,
-    tokens: int | None = None,
-    grad_scaler: Any = None,
-    **inner_arguments: Any,
-) -> Any:
-    """``step`` for an inner optimizer that takes the scaler itself: torch looks for this name in the signature."""
-    if grad_scaler is not None:
-        inner_arguments["grad_scaler"] = grad_scaler
-    return type(self).step(self, closure, tokens=tokens, **inner_arguments)
-
-
-def _optimizers(inner: Any) -> tuple[torch.optim.Optimizer, ...]:
-    optimizers = tuple(inner) if isinstance(inner, Iterable) else (inner,)
-    for optimizer in optimizers:
-        if isinstance(optimizer, YetoOuterOptimizer) or not isinstance(optimizer, torch.optim.Optimizer):
-            raise ValueError(f"inner: {type(optimizer).__name__} is not a plain torch.optim.Optimizer")
-    if not optimizers:
-        raise ValueError("inner: an empty list of optimizers")
-    return optimizers
-
-
-def _listed(named_parameters: Any) -> Any:
-    return None if named_parameters is None else list(named_parameters)
-
-
-def _join_states(inner: Sequence[torch.optim.Optimizer]) -> StateDict:
-    """One state dict whose parameter numbers run on from optimizer to optimizer."""
-    joined: StateDict = {"state": {}, "param_groups": []}
-    offset = 0
-    for optimizer in inner:
-        part = optimizer.state_dict()
-        joined["state"].update({key + offset if isinstance(key, int) else key: v for key, v in part["state"].items()})
-        for group in part["param_groups"]:
-            joined["param_groups"].append({**group, "params": [number + offset for number in group["params"]]})
-        offset += sum(len(group["params"]) for group in part["param_groups"])
-    return joined
-
-
-def _split_state(inner: Sequence[torch.optim.Optimizer], state_dict: StateDict) -> None:
-    """Give each optimizer its groups and their entries of a joined state dict. Raises ValueError, nothing loaded."""
-    counts = [len(optimizer.param_groups) for optimizer in inner]
-    groups = list(state_dict["param_groups"])
-    if len(groups) != sum(counts):
-        raise ValueError(f"loaded state dict has {len(groups)} parameter groups, the optimizers have {sum(counts)}")
-    parts: list[StateDict] = []
-    for count in counts:
-        own, groups = groups[:count], groups[count:]
-        numbers = {number for group in own for number in group["params"]}
-        state = {key: value for key, value in state_dict["state"].items() if key in numbers}
-        parts.append({"state": state, "param_groups": own})
-    for optimizer, part in zip(inner, parts, strict=True):
-        optimizer.load_state_dict(part)
+def _kept(named_parameters: Any) -> Any:
+    """The same, but for an iterator, which could be read only once."""
+    if named_parameters is None or isinstance(named_parameters, torch.nn.Module):
+        return named_parameters
+    return list(named_parameters)
 
 
 def _save_layout(layout: Layout, run_dir: Path) -> None:
-    """Write ``layout.json`` into the run folder, whole or not at all."""
+    """Write ``layout.json`` into the run folder, whole or not at all. Raises ValueError when that cannot be."""
     target = RunFolder(run_dir).layout
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    layout.save(temporary)
-    temporary.replace(target)
+    try:
+        layout.save(temporary)
+        temporary.replace(target)
+    except OSError as error:
+        raise ValueError(f"YETO_RUN_DIR={str(run_dir)!r}: cannot be written: {error.strerror or error}") from error

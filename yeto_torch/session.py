@@ -3,17 +3,17 @@
 It decides from messages and the training thread's counters alone. It must not know tensors, threads, sockets or
 clocks: payloads are opaque buffers, and whoever owns it calls it under one lock.
 
-    event             | what it does
-    attached          | a fresh generation: queued broadcasts, pulls, final cache and manifest of the old one are gone
-    detached          | the same; training goes on
-    BCAST             | queued if newer; the newest of a fragment wins; same version with other bytes is a violation.
-                      | The first one of a generation is the syncer's present truth, even if it is older than ours
-    PULL_REQ          | the newest per fragment waits for the next boundary that can answer it
-    FINAL_FRAGMENT    | own cache, never mixed with BCAST; FINAL_MANIFEST says which versions it must hold
-    SHUTDOWN          | a violation until our acknowledgement of this generation has been started
-    boundary          | the training thread's turn: broadcasts first, then answers; or the final cut
-    enter_finish      | data has ended: a pull we have no steps for gets a zero delta of weight 0
-    freeze            | budget reported: broadcasts move anchors only, answers carry the budget and the exact total
+    event         | what it does
+    attached      | a fresh generation: queued broadcasts, pulls, final cache and manifest of the old one are gone
+    detached      | the same; training goes on
+    BCAST         | queued if newer; the newest of a fragment wins; the same version with other bytes is a violation.
+                  | The first one of a generation is the syncer's present truth, even if it is older than ours
+    PULL_REQ      | the newest per fragment waits for the next boundary that can answer it
+    FINAL_*       | see ``cut``
+    SHUTDOWN      | a violation until our acknowledgement on this generation has been started
+    boundary      | the training thread's turn: broadcasts first, then answers; or the final cut
+    enter_finish  | data has ended: a pull we have no steps for gets a zero delta of weight 0
+    freeze        | budget reported: broadcasts move anchors only, answers carry the budget and the exact total
 
     phase, derived from the facts; the first that holds
     FAILED      an error is terminal          CLOSED      left, or released by SHUTDOWN
@@ -32,6 +32,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from yeto_torch.cut import FinalCut, same_bytes
+from yeto_torch.effects import Adopt, Effect, Fail, Install, Respond, Write
 from yeto_torch.protocol.constants import U32_MAX
 from yeto_torch.protocol.errors import PeerError, RefusedError, YetoError
 from yeto_torch.protocol.messages import (
@@ -43,8 +45,6 @@ from yeto_torch.protocol.messages import (
     PullReq,
     Shutdown,
 )
-
-_COMPARE_BYTES = 1 << 20
 
 
 class Phase(Enum):
@@ -58,57 +58,6 @@ class Phase(Enum):
     ACKED = auto()
     CLOSED = auto()
     FAILED = auto()
-
-
-class Write(Enum):
-    """What adopting a broadcast does to the parameters."""
-
-    BLEND = auto()  # alpha * local + (1 - alpha) * global
-    OVERWRITE = auto()  # a first anchor, or a syncer that was set back
-    KEEP = auto()  # frozen: the anchor moves alone
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """Bring a broadcast into the parameters; its raw bytes are the anchor from now on."""
-
-    fragment: int
-    version: int
-    data: Buffer
-    write: Write
-    set_back_from: int | None = None  # our version, when the syncer's is not newer
-
-
-@dataclass(frozen=True, slots=True)
-class Respond:
-    """Answer ``pull``: local minus ``anchor``, or zeros."""
-
-    pull: PullReq
-    generation: int
-    base_version: int
-    anchor: Buffer
-    local_step: int
-    c_steps: int
-    c_tokens: int
-    zero: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Install:
-    """Overwrite every parameter with the f32 cut, then call ``installed`` with it."""
-
-    manifest: FinalManifest
-    fragments: tuple[Buffer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Raise in the training loop."""
-
-    error: YetoError
-
-
-Effect = Adopt | Respond | Install | Fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,40 +91,35 @@ class Session:
         news: True when something happened since the last ``boundary``, so that a waiting thread need not spin.
         unseen: fragments of which no broadcast has arrived in the life of the process (learner 0 sends their INIT).
         merges: broadcasts adopted so far.
+        failure: why the session cannot go on.
+        warning: why its end was not quite as it should be.
     """
 
     def __init__(self, fragments: int) -> None:
         self._slots = [_Slot() for _ in range(fragments)]
+        self._cut = FinalCut(fragments)
         self.generation: int | None = None
         self.attention = self.news = False
         self.unseen = set(range(fragments))
         self.merges = 0
         self.failure: YetoError | None = None
-        self.warning: str | None = None  # why the end was not quite as it should be
-        self._passing = False
-        self._left = False
-        self._released = False
-        # the learner budget: (steps, tokens) once frozen
-        self._budget: tuple[int, int] | None = None
-        self._budget_sent = False
-        # the final cut: what this generation has sent of it, what is installed, how far the acknowledgement got
-        self._manifest: FinalManifest | None = None
-        self._finals: dict[int, FinalFragment] = {}
-        self._installed: FinalManifest | None = None
-        self._ack_started = False
-        self._acked = False
+        self.warning: str | None = None
+        self._passing = self._left = self._released = False
+        self._budget: tuple[int, int] | None = None  # (steps, tokens) once frozen
+        self.is_budget_sent = False
 
     # ------------------------------------------------------------------------------------------ what is so now
 
     @property
     def phase(self) -> Phase:
+        """See the table above."""
         if self.failure is not None:
             return Phase.FAILED
         if self._left or self._released:
             return Phase.CLOSED
-        if self._acked:
+        if self._cut.acked:
             return Phase.ACKED
-        if self._manifest is not None or self._installed is not None:
+        if self._cut.manifest is not None or self.is_installed:
             return Phase.FINALIZING
         if self._budget is not None:
             return Phase.FROZEN
@@ -191,20 +135,12 @@ class Session:
     @property
     def is_installed(self) -> bool:
         """Do the parameters hold a final cut?"""
-        return self._installed is not None
+        return self._cut.installed is not None
 
     @property
     def finished(self) -> bool:
         """Is the cut installed, and has its acknowledgement been handed to a socket?"""
-        return self._acked
-
-    @property
-    def frozen(self) -> bool:
-        return self._budget is not None
-
-    @property
-    def is_budget_sent(self) -> bool:
-        return self._budget_sent
+        return self._cut.acked
 
     @property
     def over(self) -> bool:
@@ -214,32 +150,35 @@ class Session:
     @property
     def versions(self) -> tuple[int, ...]:
         """Adopted version per fragment; 0 where there is none yet. The cut's, once it is installed."""
-        if self._installed is not None:
-            return self._installed.versions
+        if self._cut.installed is not None:
+            return self._cut.installed.versions
         return tuple(0 if slot.anchor is None else slot.anchor.version for slot in self._slots)
 
     @property
     def global_step(self) -> int:
         """The newest outer step this learner has taken over."""
-        return self._installed.step if self._installed is not None else max(self.versions)
+        return max(self.versions) if self._cut.installed is None else self._cut.installed.step
+
+    def anchor(self, fragment: int) -> Buffer | None:
+        """The raw bytes of the last adopted broadcast."""
+        anchor = self._slots[fragment].anchor
+        return None if anchor is None else anchor.data
 
     def waiting_for(self) -> str:
         """What the session cannot go on without, in words."""
-        if self.failure is not None:
-            return f"nothing: {self.failure}"
+        missing = [f for f, slot in enumerate(self._slots) if slot.anchor is None and slot.queued is None]
+        manifest = self._cut.manifest
         if self.generation is None:
             return "a connection to the syncer"
-        missing = [f for f, slot in enumerate(self._slots) if slot.anchor is None and slot.queued is None]
-        if missing and self._manifest is None:
+        if missing and manifest is None:
             return f"the first weights of {_listed(missing)} of {len(self._slots)}"
-        if self._budget is not None and not self._budget_sent:
+        if self._budget is not None and not self.is_budget_sent:
             return "the budget report to leave"
-        if self._manifest is None:
-            return "the final cut" if self._installed is None else "the final cut on this connection"
-        absent = [f for f in range(len(self._slots)) if not self._holds_final(f)]
-        if absent:
-            return f"the final values of {_listed(absent)} at step {self._manifest.step}"
-        return "SHUTDOWN" if self._acked else "the final acknowledgement to leave"
+        if manifest is None:
+            return "the final cut"
+        if not self._cut.is_whole:
+            return f"the final values of {_listed(self._cut.missing())} at step {manifest.step}"
+        return "SHUTDOWN" if self._cut.acked else "the final acknowledgement to leave"
 
     # ------------------------------------------------------------------------------------------ the connection
 
@@ -254,18 +193,19 @@ class Session:
         self.generation = None
 
     def fail(self, error: YetoError) -> None:
-        """The session cannot go on; the first reason counts."""
-        if self.failure is None and not self._released:
+        """The session cannot go on; the first reason counts. Behind the acknowledgement it is only worth a warning."""
+        if self.over:
+            return
+        if self._cut.acked:
+            self.warning = f"no SHUTDOWN came after the final acknowledgement: {error}"
+            self._released = True
+        else:
             self.failure = error
         self._look()
 
     def refused(self, text: str) -> None:
-        """The syncer said ERROR on the control stream: terminal, but only worth a warning once the cut is acknowledged."""
-        if self._acked:
-            self.warning = f"the syncer refused the last connection after the final cut: {text}"
-            self._released = True
-        else:
-            self.fail(RefusedError(f"the syncer ended the session: {text}"))
+        """The syncer said ERROR on the control stream: a retry cannot help."""
+        self.fail(RefusedError(f"the syncer ended the session: {text}"))
 
     def leave(self) -> None:
         """We go."""
@@ -280,13 +220,13 @@ class Session:
             case PullReq():
                 self._pull(message)
             case FinalFragment():
-                self._final(message)
+                self._cut.accept_fragment(message)
             case FinalManifest():
-                self._accept_manifest(message)
+                self._cut.accept_manifest(message)
             case Shutdown():
-                if not self._ack_started:
+                if not self._cut.started:
                     raise PeerError("SHUTDOWN before the final cut was installed and acknowledged on this connection")
-                self._acked = self._released = True
+                self._cut.acked = self._released = True
             case _:
                 raise PeerError(f"{message.TYPE.name} is not for a learner")
         self._look()
@@ -301,11 +241,10 @@ class Session:
         """
         if self.failure is not None:
             return [Fail(self.failure)]
-        if self._cut_is_new():
-            assert self._manifest is not None
-            effects: list[Effect] = [
-                Install(self._manifest, tuple(self._finals[f].data for f in range(len(self._slots))))
-            ]
+        effects: list[Effect]
+        if self._cut.to_install:
+            assert self._cut.manifest is not None
+            effects = [Install(self._cut.manifest, self._cut.data())]
         else:
             effects = [*self._adoptions(local_step, tokens), *self._answers(local_step, tokens)]
         self._look()
@@ -314,8 +253,7 @@ class Session:
 
     def installed(self, manifest: FinalManifest) -> None:
         """The cut of ``manifest`` is in the parameters; its acknowledgement is due."""
-        self._installed = manifest
-        self._drop_final_bytes()
+        self._cut.mark_installed(manifest)
         for slot in self._slots:
             slot.forget()
         self._look()
@@ -329,11 +267,6 @@ class Session:
         if respond.generation == self.generation and slot.pull is None:
             slot.pull = respond.pull
         self._look()
-
-    def anchor(self, fragment: int) -> Buffer | None:
-        """The raw bytes of the last adopted broadcast."""
-        anchor = self._slots[fragment].anchor
-        return None if anchor is None else anchor.data
 
     def enter_finish(self) -> None:
         """The data has ended; the session has not."""
@@ -349,41 +282,36 @@ class Session:
 
     @property
     def budget_due(self) -> int | None:
-        """The steps to report now, None when nothing is to be reported."""
-        due = self._budget is not None and not self._budget_sent and self.generation is not None
-        return self._budget[0] if due and self._budget is not None else None
-
-    def budget_sent(self) -> None:
-        """The report's bytes left; it is never sent again."""
-        self._budget_sent = True
+        """The steps to report now, None when nothing is to be reported. Once sent it is never due again."""
+        if self._budget is None or self.is_budget_sent or self.generation is None:
+            return None
+        return self._budget[0]
 
     @property
     def ack_due(self) -> int | None:
         """The step to acknowledge on this generation now: its whole cut has arrived, and it is the one installed."""
-        if self._installed is None or self._ack_started or self.over:
-            return None
-        return self._installed.step if self._cut_is_whole() and self._manifest == self._installed else None
+        manifest = self._cut.installed
+        return None if manifest is None or self.over or not self._cut.to_acknowledge else manifest.step
 
     def ack_started(self) -> None:
         """The acknowledgement was queued on this generation."""
-        self._ack_started = True
+        self._cut.started = True
 
     def ack_sent(self, generation: int) -> None:
         """Its bytes were handed to the socket."""
         if generation == self.generation:
-            self._acked = True
+            self._cut.acked = True
 
     # ------------------------------------------------------------------------------------------ rules
 
     def _broadcast(self, message: BcastFragment) -> None:
         fragment, version = message.fragment, message.version
         self.unseen.discard(fragment)
-        if self._installed is not None:
+        if self.is_installed:
             return
         slot = self._slots[fragment]
-        new = _Anchor(version, message.data)
         if slot.heard is None:
-            slot.queued = self._first_of_generation(fragment, slot, new)
+            slot.queued = _first_of_generation(message, slot.anchor)
         elif version < slot.heard.version:
             return
         elif version == slot.heard.version:
@@ -391,77 +319,19 @@ class Session:
                 raise PeerError(f"BCAST of fragment {fragment}: version {version} came twice with different bytes")
             return
         else:
-            set_back = slot.queued.set_back_from if slot.queued is not None else None
-            slot.queued = self._adoption(fragment, slot, new, set_back)
-        # An idempotent replay brings the same bytes as the anchor: keep one buffer, not two.
-        slot.heard = new if slot.queued is not None else slot.anchor
-
-    def _first_of_generation(self, fragment: int, slot: _Slot, new: _Anchor) -> Adopt | None:
-        """The syncer's present truth about a fragment; None when it is what we hold."""
-        anchor = slot.anchor
-        if anchor is None or new.version > anchor.version:
-            return self._adoption(fragment, slot, new, None)
-        if new.version == anchor.version and same_bytes(new.data, anchor.data):
-            return None
-        return self._adoption(fragment, slot, new, anchor.version)
-
-    def _adoption(self, fragment: int, slot: _Slot, new: _Anchor, set_back_from: int | None) -> Adopt:
-        write = Write.OVERWRITE if slot.anchor is None or set_back_from is not None else Write.BLEND
-        return Adopt(fragment, new.version, new.data, write, set_back_from)
+            set_back_from = slot.queued.set_back_from if slot.queued is not None else None
+            slot.queued = _adoption(message, slot.anchor, set_back_from)
+        # After an idempotent replay the anchor itself is what was heard: one buffer, not two equal ones.
+        slot.heard = slot.anchor if slot.queued is None else _Anchor(version, message.data)
 
     def _pull(self, pull: PullReq) -> None:
         if pull.fragment >= len(self._slots):
             raise PeerError(f"PULL_REQ names fragment {pull.fragment}, the layout has {len(self._slots)}")
-        if self._installed is not None:
+        if self.is_installed:
             return
         slot = self._slots[pull.fragment]
         if slot.pull is None or (pull.step, pull.attempt) > (slot.pull.step, slot.pull.attempt):
             slot.pull = pull
-
-    def _final(self, message: FinalFragment) -> None:
-        fragment, version = message.fragment, message.version
-        if self._manifest is not None:
-            self._check_final(fragment, version, self._manifest)
-        held = self._finals.get(fragment)
-        if held is None or version > held.version:
-            self._finals[fragment] = message
-        elif version == held.version and len(held.data) and not same_bytes(held.data, message.data):
-            raise PeerError(f"FINAL_FRAGMENT {fragment}: version {version} came twice with different bytes")
-        self._drop_if_installed()
-
-    def _accept_manifest(self, manifest: FinalManifest) -> None:
-        if len(manifest.versions) != len(self._slots):
-            raise PeerError(f"FINAL_MANIFEST names {len(manifest.versions)} fragments, the layout {len(self._slots)}")
-        if self._manifest is not None and manifest != self._manifest:
-            raise PeerError(f"a second FINAL_MANIFEST (step {manifest.step}) differs from the first")
-        for fragment, final in self._finals.items():
-            self._check_final(fragment, final.version, manifest)
-        self._manifest = manifest
-        self._drop_if_installed()
-
-    def _check_final(self, fragment: int, version: int, manifest: FinalManifest) -> None:
-        if version > manifest.versions[fragment]:
-            raise PeerError(
-                f"FINAL_FRAGMENT {fragment} of version {version}, the manifest says {manifest.versions[fragment]}"
-            )
-
-    def _holds_final(self, fragment: int) -> bool:
-        final = self._finals.get(fragment)
-        return final is not None and self._manifest is not None and final.version == self._manifest.versions[fragment]
-
-    def _cut_is_whole(self) -> bool:
-        return self._manifest is not None and all(self._holds_final(f) for f in range(len(self._slots)))
-
-    def _cut_is_new(self) -> bool:
-        return self._manifest != self._installed and self._cut_is_whole()
-
-    def _drop_if_installed(self) -> None:
-        if self._installed is not None and self._manifest == self._installed:
-            self._drop_final_bytes()
-
-    def _drop_final_bytes(self) -> None:
-        """The cut is in the parameters: only its versions are still of interest."""
-        self._finals = {f: FinalFragment(f, final.version, b"") for f, final in self._finals.items()}
 
     def _adoptions(self, local_step: int, tokens: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -469,14 +339,12 @@ class Session:
             if slot.queued is None:
                 continue
             effects.append(slot.queued if self._budget is None else replace(slot.queued, write=Write.KEEP))
-            slot.anchor = slot.heard  # one buffer: what was heard last is what was queued
+            slot.anchor, slot.queued = slot.heard, None
             slot.steps_then, slot.tokens_then = local_step, tokens
-            slot.queued = None
             self.merges += 1
         return effects
 
     def _answers(self, local_step: int, tokens: int) -> list[Effect]:
-        assert self.generation is not None or all(slot.pull is None for slot in self._slots)
         effects: list[Effect] = []
         for slot in self._slots:
             respond = self._answer(slot, local_step, tokens)
@@ -490,18 +358,17 @@ class Session:
             return None
         head = (slot.pull, self.generation, slot.anchor.version, slot.anchor.data)
         if self._budget is not None:
-            return Respond(*head, self._budget[0], self._budget[0], self._budget[1])
+            steps, total = self._budget
+            return Respond(*head, local_step=steps, c_steps=steps, c_tokens=total)
         c_steps = local_step - slot.steps_then
         if c_steps >= 1:
             return Respond(*head, local_step, min(c_steps, U32_MAX), tokens - slot.tokens_then)
-        return Respond(*head, local_step, 1, 0, zero=True) if self._passing else None
+        return Respond(*head, local_step, c_steps=1, c_tokens=0, zero=True) if self._passing else None
 
     def _reset(self) -> None:
         for slot in self._slots:
             slot.forget()
-        self._manifest = None
-        self._finals.clear()
-        self._ack_started = False
+        self._cut.reset()
         self._look()
 
     def _look(self) -> None:
@@ -509,16 +376,23 @@ class Session:
         self.attention = (
             self.failure is not None
             or any(slot.queued is not None or slot.pull is not None for slot in self._slots)
-            or self._cut_is_new()
+            or self._cut.to_install
         )
 
 
-def same_bytes(one: Buffer, other: Buffer) -> bool:
-    """Equality of two buffers, piece by piece: as fast as memory, without a second copy of either."""
-    a, b = memoryview(one).cast("B"), memoryview(other).cast("B")
-    return len(a) == len(b) and all(
-        bytes(a[i : i + _COMPARE_BYTES]) == bytes(b[i : i + _COMPARE_BYTES]) for i in range(0, len(a), _COMPARE_BYTES)
-    )
+def _first_of_generation(message: BcastFragment, anchor: _Anchor | None) -> Adopt | None:
+    """The syncer's present truth about a fragment; None when it is what we hold."""
+    if anchor is None or message.version > anchor.version:
+        return _adoption(message, anchor, None)
+    if message.version == anchor.version and same_bytes(message.data, anchor.data):
+        return None
+    return _adoption(message, anchor, anchor.version)
+
+
+def _adoption(message: BcastFragment, anchor: _Anchor | None, set_back_from: int | None) -> Adopt:
+    overwrite = anchor is None or set_back_from is not None
+    write = Write.OVERWRITE if overwrite else Write.BLEND
+    return Adopt(message.fragment, message.version, message.data, write, set_back_from)
 
 
 def _listed(fragments: list[int]) -> str:

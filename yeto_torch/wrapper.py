@@ -1,0 +1,252 @@
+"""A torch optimizer around one or several others: torch's contract, and nothing of the fleet.
+
+Decides how a wrapper stays indistinguishable from what it wraps. Param groups, state and defaults are the inner
+optimizer's own objects and are looked up each time, since ``load_state_dict`` replaces them. Hooks registered here get
+this object; torch's global hooks are run by the inner ``step``. ``_step`` is for the subclass to extend.
+
+Source: torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+
+StateDict = dict[str, Any]
+Closure = Callable[[], Any]
+
+
+class OptimizerWrapper(torch.optim.Optimizer):
+    """Behaves as ``inner``; several optimizers behave as one over all their groups.
+
+    ``torch.optim.Optimizer.__init__`` is not called: it would make groups and a state of its own.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
+        self._inner = _optimizers(inner)
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
+        self._optimizer_state_dict_pre_hooks = OrderedDict()
+        self._optimizer_state_dict_post_hooks = OrderedDict()
+        self._optimizer_load_state_dict_pre_hooks = OrderedDict()
+        self._optimizer_load_state_dict_post_hooks = OrderedDict()
+        self._warned_capturable_if_run_uncaptured = True
+        if self._single is not None and "grad_scaler" in inspect.signature(self._single.step).parameters:
+            # GradScaler looks for this name in the signature
+            self.step = MethodType(_step_with_scaler, self)  # type: ignore[method-assign]
+
+    @property
+    def _single(self) -> torch.optim.Optimizer | None:
+        return self._inner[0] if len(self._inner) == 1 else None
+
+    # ------------------------------------------------------------------------------------------ step
+
+    def step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
+        """One step, with the hooks of this object around it; see ``YetoOuterOptimizer``."""
+        args: tuple[Any, ...] = (self,) if closure is None else (self, closure)
+        kwargs = inner_arguments if tokens is None else {**inner_arguments, "tokens": tokens}
+        for before in self._optimizer_step_pre_hooks.values():
+            result = before(self, args, kwargs)
+            if result is not None:
+                args, kwargs = _new_arguments(result)
+        out = self._step(*args[1:], **kwargs)
+        for after in self._optimizer_step_post_hooks.values():
+            after(self, args, kwargs)
+        return out
+
+    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it again, and run its global hooks twice
+
+    def _step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
+        raise NotImplementedError
+
+    def _inner_step(self, closure: Closure | None, inner_arguments: dict[str, Any]) -> Any:
+        """The step of the inner optimizers; a closure is called once if they are several."""
+        if self._single is not None:
+            return self._single.step(*(() if closure is None else (closure,)), **inner_arguments)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self._inner:
+            optimizer.step(**inner_arguments)
+        return loss
+
+    def _was_skipped(self, inner_arguments: dict[str, Any]) -> bool:
+        """Did a GradScaler that leaves the decision to the inner optimizer find an overflow? Then no step was made."""
+        found = [getattr(self._inner[0], "found_inf", None)]
+        scaler = inner_arguments.get("grad_scaler")
+        if scaler is not None:
+            for optimizer in (self, self._inner[0]):
+                found += scaler._found_inf_per_device(optimizer).values()
+        return any(bool(value) for value in found if value is not None)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients, as the inner optimizer does."""
+        for optimizer in self._inner:
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    # ------------------------------------------------------------------------------------------ groups and state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's own groups; of several, one list of all their groups."""
+        if self._single is not None:
+            return self._single.param_groups
+        return [group for optimizer in self._inner for group in optimizer.param_groups]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._only("param_groups").param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The inner optimizer's own state; of several, one mapping with all entries."""
+        if self._single is not None:
+            return self._single.state
+        merged: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        for optimizer in self._inner:
+            merged.update(optimizer.state)
+        return merged
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._only("state").state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The (first) inner optimizer's defaults."""
+        return self._inner[0].defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self._only("defaults").defaults = defaults
+
+    def _only(self, name: str) -> torch.optim.Optimizer:
+        if self._single is None:
+            raise AttributeError(f"{name} of several inner optimizers cannot be replaced; set it on each of them")
+        return self._single
+
+    def state_dict(self) -> StateDict:
+        """Exactly the inner optimizer's; of several, as one optimizer over all their groups would give it."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = self._single.state_dict() if self._single is not None else _join_states(self._inner)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            result = after(self, state)
+            state = state if result is None else result
+        return state
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load what ``state_dict`` of this or of the plain inner optimizer gave."""
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            result = before(self, state_dict)
+            state_dict = state_dict if result is None else result
+        if self._single is not None:
+            self._single.load_state_dict(state_dict)
+        else:
+            _split_state(self._inner, state_dict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    # ------------------------------------------------------------------------------------------ GradScaler
+    # An inner optimizer that unscales by itself keeps doing so, through the attributes that it reads.
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        return bool(getattr(self._single, "_step_supports_amp_scaling", False))
+
+    @property
+    def grad_scale(self) -> Any:
+        return _first(self).grad_scale
+
+    @grad_scale.setter
+    def grad_scale(self, value: Any) -> None:
+        _first(self).grad_scale = value
+
+    @grad_scale.deleter
+    def grad_scale(self) -> None:
+        del _first(self).grad_scale
+
+    @property
+    def found_inf(self) -> Any:
+        return _first(self).found_inf
+
+    @found_inf.setter
+    def found_inf(self, value: Any) -> None:
+        _first(self).found_inf = value
+
+    @found_inf.deleter
+    def found_inf(self) -> None:
+        del _first(self).found_inf
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self._inner))})"
+
+
+def _new_arguments(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise RuntimeError(f"a step pre-hook must return None or (args, kwargs), got {result!r}")
+    return result
+
+
+def _first(wrapper: OptimizerWrapper) -> Any:
+    return wrapper._inner[0]
+
+
+def _step_with_scaler(
+    self: OptimizerWrapper,
+    closure: Closure | None = None,
+    *,
+    tokens: int | None = None,
+    grad_scaler: Any = None,
+    **inner_arguments: Any,
+) -> Any:
+    """``step`` for an inner optimizer that takes the scaler itself."""
+    if grad_scaler is not None:
+        inner_arguments["grad_scaler"] = grad_scaler
+    return type(self).step(self, closure, tokens=tokens, **inner_arguments)
+
+
+def _optimizers(inner: Any) -> tuple[torch.optim.Optimizer, ...]:
+    optimizers: tuple[Any, ...] = tuple(inner) if isinstance(inner, Iterable) else (inner,)
+    for optimizer in optimizers:
+        if isinstance(optimizer, OptimizerWrapper) or not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(f"inner: {type(optimizer).__name__} is not a plain torch.optim.Optimizer")
+    if not optimizers:
+        raise ValueError("inner: an empty list of optimizers")
+    return optimizers
+
+
+def _join_states(inner: Sequence[torch.optim.Optimizer]) -> StateDict:
+    """One state dict whose parameter numbers run on from optimizer to optimizer."""
+    joined: StateDict = {"state": {}, "param_groups": []}
+    offset = 0
+    for optimizer in inner:
+        part = optimizer.state_dict()
+        joined["state"].update({key + offset if isinstance(key, int) else key: v for key, v in part["state"].items()})
+        for group in part["param_groups"]:
+            joined["param_groups"].append({**group, "params": [number + offset for number in group["params"]]})
+        offset += sum(len(group["params"]) for group in part["param_groups"])
+    return joined
+
+
+def _split_state(inner: Sequence[torch.optim.Optimizer], state_dict: StateDict) -> None:
+    """Give each optimizer its part of a joined state dict. Raises ValueError before any is loaded."""
+    groups = list(state_dict["param_groups"])
+    expected = [len(optimizer.param_groups) for optimizer in inner]
+    if len(groups) != sum(expected):
+        raise ValueError(f"loaded state dict has {len(groups)} parameter groups, the optimizers have {sum(expected)}")
+    parts: list[StateDict] = []
+    for count in expected:
+        own, groups = groups[:count], groups[count:]
+        numbers = {number for group in own for number in group["params"]}
+        state = {key: value for key, value in state_dict["state"].items() if key in numbers}
+        parts.append({"state": state, "param_groups": own})
+    for optimizer, part in zip(inner, parts, strict=True):
+        optimizer.load_state_dict(part)
