@@ -190,6 +190,8 @@ class Actor:
                 self._save_checkpoint()
             case fx.Broadcast():
                 self._broadcast(effect)
+            case fx.Drain():
+                self._own.append(ev.Drained())
             case fx.WriteFinal():
                 self._write_final()
             case fx.SendCut():
@@ -289,9 +291,24 @@ class Actor:
         self._save_checkpoint()
         final, identity = self.policy.final, self.session.identity
         if final.state_path is not None:
-            names = None if final.layout_path is None else Layout.load(final.layout_path)
             params = [self.state.host(f)[0] for f in range(len(identity.layout))]
+            names = self._names()
             write_final_state(final.state_path, params, identity.layout, self.state.step, identity.fingerprint, names)
+
+    def _names(self) -> Layout | None:
+        """Names for the final state. A layout file that does not fit costs the names, not the finished run."""
+        path = self.policy.final.layout_path
+        if path is None:
+            return None
+        try:
+            names = Layout.load(path)
+        except StateError as error:
+            log.warning("final.state_path gets numbered tensors: %s", error)
+            return None
+        if names.fingerprint != self.session.identity.fingerprint:
+            log.warning("final.state_path gets numbered tensors: layout file %s describes another model", path)
+            return None
+        return names
 
     def _send_cut(self, effect: fx.SendCut) -> None:
         for fragment, version in enumerate(effect.versions):

@@ -300,7 +300,8 @@ class Server:
     def _on_closed(self, member: Member, closed: Closed) -> None:
         with self._lock:
             self._groups.pop(member, None)
-        self._post(ev.GroupLost(member, closed.reason), time.monotonic(), None)
+        violated = closed.violation.kind if closed.violation is not None else None
+        self._post(ev.GroupLost(member, closed.reason, violated), time.monotonic(), None)
 
     def _janitor(self) -> None:
         """Ends what only time ends: groups gone silent, data sockets whose group never came."""

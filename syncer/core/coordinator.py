@@ -1,11 +1,13 @@
-"""The coordinator's mind: composes admission, roster, schedule, rounds, pace, ledger and finalization.
+"""The coordinator's mind: composes admission, assembly, roster, schedule, rounds, pace, cut-off and finalization.
 
 ``handle(event, now)`` takes one event at its arrival time and settles what it decides; ``on_time(now)`` fires what
 time decides and is the only place where rounds are launched. The actor calls ``on_time`` whenever its inbox is
 drained, so an answer that arrived in time is never made late by work that came before it.
 
-    ASSEMBLING --all fragments initialised, all learners here--> RUNNING --t = total committed--> FINALIZING
-    FINALIZING --every expected ACK--> DONE          any --a failure or an interrupt--> FAILED
+    ASSEMBLING --all fragments initialised, all learners here--> RUNNING --t = total committed--> CUTTING
+    RUNNING --learner budget: a report from every learner--> CUTTING --pool drained, cut-off written--> DONE
+    CUTTING --pool drained, membership frozen--> FINALIZING --every expected ACK--> DONE
+    any --a failure or an interrupt--> FAILED
 
 It must not know sockets, tensors, files or clocks: gradients are opaque, time is an argument, work is an Effect.
 
@@ -14,30 +16,31 @@ Source: protocol v4; rulings on the syncer.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Admission, ResumeCheck
+from syncer.core.assembly import Assembly
+from syncer.core.cutoff import Cutoff
 from syncer.core.events import Member
 from syncer.core.finalization import Finalization
 from syncer.core.ledger import Ledger
 from syncer.core.pace import Pace
 from syncer.core.record import merge_line
+from syncer.core.rejections import Rejections
 from syncer.core.roster import Roster
 from syncer.core.rounds import Rejection, Round, RoundState
 from syncer.core.schedule import Schedule
 from syncer.policy import SyncerPolicy
-
-_MAX_REJECT_NOTES = 64  # reject lines a minute, on the tape and in the log: a flood must not fill the disk
-_REJECT_WINDOW_S = 60.0
+from yeto_torch.protocol.constants import MessageType
 
 
 class Phase(Enum):
     ASSEMBLING = auto()
     RUNNING = auto()
+    CUTTING = auto()
     FINALIZING = auto()
     DONE = auto()
     FAILED = auto()
@@ -70,12 +73,10 @@ class Coordinator:
         self._pace = Pace(policy.schedule)
         self._ledger = Ledger(resumed.ledger if resumed else ())
         self._schedule: Schedule | None = None
+        self._assembly: Assembly | None = None
         self._finalization: Finalization | None = None
-        self._initialized: list[bool] = []
-        self._greeted: dict[Member, frozenset[int]] = {}  # while assembling: fragments a member got on joining
-        self._quorum_since: float | None = None
-        self._rejected: Counter[str] = Counter()
-        self._reject_notes, self._reject_window_ends = 0, float("-inf")
+        self._rejections = Rejections()
+        self._cutoff = _cutoff(policy)
         self._effects: list[fx.Effect] = []
         self.phase = Phase.ASSEMBLING
 
@@ -85,7 +86,7 @@ class Coordinator:
         """Settle one event that arrived at ``now``; returns what must be done, in order."""
         if self.phase not in (Phase.DONE, Phase.FAILED):
             # The actor's own work ends long after the answers that waited meanwhile arrived: it moves no deadline.
-            from_outside = not isinstance(event, ev.MergeDone | ev.RoundSynced)
+            from_outside = not isinstance(event, ev.MergeDone | ev.RoundSynced | ev.Drained)
             if from_outside:
                 self._settle_rounds(now)
             self._dispatch(event, now)
@@ -102,6 +103,7 @@ class Coordinator:
             case Phase.RUNNING:
                 self._settle_rounds(now)
                 self._check_losses(now)
+                self._check_reports(now)
             case Phase.FINALIZING:
                 self._check_ack_deadline(now)
         if self.phase is Phase.RUNNING:
@@ -113,11 +115,12 @@ class Coordinator:
         times: list[float | None] = []
         match self.phase:
             case Phase.ASSEMBLING:
-                times.extend((self._start_at(), self._loss_at()))
+                times.extend((self._assembly.start_at if self._assembly else None, self._loss_at()))
             case Phase.RUNNING:
                 times.append(self._loss_at())
+                times.append(self._cutoff.deadline if self._cutoff else None)
                 times.extend(r.due for r in self._plan)
-                if self._roster.current:
+                if self._roster.current and not self._issuance_closed:
                     times.append(self._plan.earliest_launch())
             case Phase.FINALIZING:
                 times.append(self._final.deadline)
@@ -127,12 +130,18 @@ class Coordinator:
         """Why nothing moves, in one sentence for the operator."""
         match self.phase:
             case Phase.ASSEMBLING:
-                return self._waiting_to_start()
+                if self._assembly is None:
+                    return f"assembling: no learner is connected yet, {self._policy.learners} are awaited"
+                return self._assembly.waiting_for(self._roster.current)
             case Phase.RUNNING:
+                if self._cutoff is not None and self._cutoff.closed:
+                    return f"cut-off: budget reports missing from learners {', '.join(map(str, self._cutoff.missing))}"
                 if not self._roster.current:
                     return f"step {self._plan.committed}: no learner is connected"
                 open_rounds = [r.waiting_for() for r in self._plan]
                 return "; ".join(open_rounds) or f"step {self._plan.committed}: throttled until the next launch"
+            case Phase.CUTTING:
+                return f"step {self._plan.committed}: the SVD pool to finish"
             case Phase.FINALIZING:
                 missing = ", ".join(map(str, self._final.missing))
                 return f"final cut: acknowledgement missing from learners {missing}"
@@ -170,6 +179,15 @@ class Coordinator:
         assert self._finalization is not None
         return self._finalization
 
+    @property
+    def _start_state(self) -> Assembly:
+        assert self._assembly is not None
+        return self._assembly
+
+    @property
+    def _issuance_closed(self) -> bool:
+        return self._cutoff is not None and self._cutoff.closed
+
     def _dispatch(self, event: ev.Event, now: float) -> None:
         match event:
             case ev.HelloArrived():
@@ -182,15 +200,20 @@ class Coordinator:
                 if self._roster.is_live(member):
                     self._pace.observe_step(member, local_step, now)
             case ev.MergeDone(step):
-                self._plan.rounds[step].state = RoundState.READY
-                self._commit_ready(now)
+                if step in self._plan.rounds:  # else it was cancelled meanwhile
+                    self._plan.rounds[step].state = RoundState.READY
+                    self._commit_ready()
             case ev.RoundSynced(_, seconds):
                 self._pace.observe_sync(seconds)
             case ev.AckArrived():
                 self._on_ack(event, now)
-            case ev.BudgetReported(member, _):
-                self._expel(member, "BUDGET_DONE, but this syncer runs no learner budget", now)
-            case ev.GroupLost(member, reason):
+            case ev.BudgetReported():
+                self._on_budget(event, now)
+            case ev.Drained():
+                self._cut(now)
+            case ev.GroupLost(member, reason, violated):
+                if self._cutoff is not None and violated is MessageType.BUDGET_DONE:
+                    self._fail(f"the experiment is void: {member} sent a malformed budget report ({reason})")
                 self._on_lost(member, reason, now)
             case ev.Interrupted():
                 self._on_interrupt()
@@ -202,7 +225,7 @@ class Coordinator:
         refusal = self._ending_refusal(hello.learner_id) or self._admission.decide(hello)
         if refusal is not None:
             self._do(fx.Refuse(event.ticket, refusal))
-            self._note_reject(now, "hello", hello.learner_id, refusal)
+            self._do(*self._rejections.lines(now, "hello", hello.learner_id, refusal))
             return
         member = Member(hello.learner_id, hello.generation)
         if self._schedule is None:
@@ -216,24 +239,22 @@ class Coordinator:
 
     def _open_session(self, fragments: int) -> None:
         """The first HELLO has fixed the layout."""
-        self._initialized = [self._resumed is not None] * fragments
-        self._schedule = Schedule(
-            self._policy.schedule, fragments, self._policy.total_steps, self.committed, self._pace
+        policy, committed = self._policy, self.committed
+        self._schedule = Schedule(policy.schedule, fragments, policy.total_steps, committed, self._pace)
+        self._assembly = Assembly(
+            policy, fragments, resumed=self._resumed is not None, complete=self._schedule.complete
         )
 
     def _greet(self, member: Member, now: float) -> None:
         """A new generation gets every initialised fragment at once, and the cut when the run is ending."""
+        fragments = self._start_state.initialized
         if self.phase is Phase.ASSEMBLING:
-            self._greeted[member] = frozenset()
-            self._assemble(now)
-            if self.phase is not Phase.ASSEMBLING:
+            if self._assemble(now):  # it was the last one awaited, and the start sent it everything
                 return
-        ready = [f for f, done in enumerate(self._initialized) if done]
+            fragments = self._start_state.greet(member)
         versions = self._plan.versions
-        self._do(*(fx.Broadcast(f, versions[f], (member,)) for f in ready))
-        if self.phase is Phase.ASSEMBLING:
-            self._greeted[member] = frozenset(ready)
-        elif self.phase is Phase.FINALIZING:
+        self._do(*(fx.Broadcast(f, versions[f], (member,)) for f in fragments))
+        if self.phase is Phase.FINALIZING:
             self._send_cut(member)
 
     def _ending_refusal(self, learner_id: int) -> str | None:
@@ -254,12 +275,11 @@ class Coordinator:
         self._do(fx.Note("leave", fields), fx.Say(f"{member} left: {reason}"))
         self._roster.leave(member, now)
         self._pace.forget(member)
-        self._greeted.pop(member, None)
-        if len(self._roster.current) < self._start_quorum:
-            self._quorum_since = None
-        if self._schedule is not None:
-            for round_ in self._schedule:
-                round_.lose(member)
+        for round_ in self._plan:
+            round_.lose(member)
+        if self.phase is Phase.ASSEMBLING:
+            self._start_state.forget(member)
+            self._assemble(now)
         if self._finalization is not None:
             self._finalization.lost(member)
 
@@ -268,63 +288,35 @@ class Coordinator:
     def _on_init(self, event: ev.InitArrived, now: float) -> None:
         if event.member.learner_id != 0:
             self._expel(event.member, "INIT_PARAMS: only learner 0 may initialise", now)
-        elif self._roster.is_live(event.member) and not self._initialized[event.fragment]:
-            self._initialized[event.fragment] = True
+        elif self._roster.is_live(event.member) and self._start_state.initialize(event.fragment):
             self._do(fx.Initialize(event.fragment, event.values))
             if self._saves_periodically:
                 self._save()  # before it is broadcast: learner 0 never sends again what it has seen broadcast
             self._assemble(now)
 
-    def _assemble(self, now: float) -> None:
-        if self.phase is not Phase.ASSEMBLING or not self._initialized or not all(self._initialized):
-            return
-        connected = len(self._roster.current)
-        if connected >= self._start_quorum and self._quorum_since is None:
-            self._quorum_since = now
-        start_at = self._start_at()
-        if connected == self._policy.learners or (start_at is not None and now >= start_at):
-            self._start(now)
+    def _assemble(self, now: float) -> bool:
+        """Start if nothing is missing any more; True when that happened."""
+        waiting = self.phase is Phase.ASSEMBLING and self._assembly is not None
+        if not waiting or not self._start_state.may_start(len(self._roster.current), now):
+            return False
+        self._start()
+        return True
 
-    @property
-    def _start_quorum(self) -> int:
-        """Learners a resumed run starts with at least: a quorum to merge, one when only the final cut is left."""
-        return 1 if self._plan.complete else self._policy.schedule.quorum
-
-    def _start_at(self) -> float | None:
-        """A resumed run also starts once a quorum has been connected for the start grace."""
-        if self._resumed is None or self._quorum_since is None:
-            return None
-        return self._quorum_since + self._policy.schedule.start_grace_s
-
-    def _start(self, now: float) -> None:
-        versions = self._plan.versions
-        for fragment, version in enumerate(versions):
-            lacking = tuple(m for m in self._roster.current if fragment not in self._greeted.get(m, frozenset()))
-            if lacking:
-                self._do(fx.Broadcast(fragment, version, lacking))
-        self._greeted.clear()
+    def _start(self) -> None:
+        for fragment, version in enumerate(self._plan.versions):
+            owed = self._start_state.owed(fragment, self._roster.current)
+            if owed:
+                self._do(fx.Broadcast(fragment, version, owed))
         self.phase = Phase.RUNNING
         self._do(fx.Say(f"training starts at step {self.committed} with {len(self._roster.current)} learners"))
         if self._plan.complete:
-            self._finalize(now)
-
-    def _waiting_to_start(self) -> str:
-        if not self._initialized:
-            return f"assembling: no learner is connected yet, {self._policy.learners} are awaited"
-        here = {m.learner_id for m in self._roster.current}
-        away = [i for i in range(self._policy.learners) if i not in here][:8]
-        parts = []
-        if away:
-            parts.append(f"learners {', '.join(map(str, away))} are not connected")
-        if not all(self._initialized):
-            parts.append("learner 0 has not sent all starting values")
-        return "assembling: " + " and ".join(parts)
+            self._begin_cut()
 
     # ------------------------------------------------------------------ rounds
 
     def _launch(self, now: float) -> None:
         members = self._roster.current
-        if not members:
+        if not members or self._issuance_closed:
             return
         for round_ in self._plan:
             if round_.state is RoundState.EXPIRED:
@@ -342,9 +334,9 @@ class Coordinator:
         round_ = self._schedule.rounds.get(push.step) if self._schedule is not None else None
         rejection = Rejection.OUT_OF_ROUND if round_ is None else round_.offer(push, now)
         if rejection is not None:
-            self._rejected[rejection.value] += 1
-            reason = rejection.value.replace("_", " ")
-            self._note_reject(now, "push", push.member.learner_id, reason, step=push.step, attempt=push.attempt)
+            self._rejections.count(rejection.value)
+            reason, where = rejection.value.replace("_", " "), {"step": push.step, "attempt": push.attempt}
+            self._do(*self._rejections.lines(now, "push", push.member.learner_id, reason, **where))
         elif round_ is not None:
             self._pace.observe_step(push.member, push.local_step, now)
             if round_.quorum_s is not None and round_.at_quorum:
@@ -381,34 +373,73 @@ class Coordinator:
         fields = {"step": round_.step, "attempt": round_.attempt, "quorum": round_.quorum, "answered": answers}
         self._do(fx.Note("retry", {**fields, "expected": missing}), fx.Say(text, warning=True))
 
-    def _commit_ready(self, now: float) -> None:
+    def _commit_ready(self) -> None:
         while (round_ := self._plan.pop_ready()) is not None:
             for response in round_.ordered_responses:
                 self._ledger.add(response)
-            line = merge_line(round_, self._rejected)
-            self._rejected.clear()
+            line = merge_line(round_, self._rejections.take_counts())
             self._do(fx.Commit(round_.step, round_.fragment), fx.Record(round_.step, round_.launched_at, line))
             if self._plan.complete:
-                self._finalize(now)
+                self._begin_cut()
                 return
             if self._saves_periodically and round_.step % self._policy.checkpoint.every == 0:
                 self._save()
             self._do(fx.Broadcast(round_.fragment, round_.step, self._roster.current))
 
-    def _note_reject(self, now: float, what: str, learner_id: int, reason: str, **fields: int) -> None:
-        if now >= self._reject_window_ends:
-            self._reject_notes, self._reject_window_ends = 0, now + _REJECT_WINDOW_S
-        self._reject_notes += 1
-        if self._reject_notes <= _MAX_REJECT_NOTES:
-            at = "".join(f", {key} {value}" for key, value in fields.items())
+    # ------------------------------------------------------------------ the learner budget
+
+    def _on_budget(self, event: ev.BudgetReported, now: float) -> None:
+        member = event.member
+        if not self._roster.is_live(member):
+            return
+        if self._cutoff is None:
+            self._expel(member, "BUDGET_DONE, but this syncer runs no learner budget", now)
+            return
+        if self.phase is Phase.ASSEMBLING:
+            self._fail(f"the experiment is void: {member} reported its budget before training started")
+            return
+        was_closed = self._cutoff.closed
+        void = self._cutoff.report(member.learner_id, event.steps, now)
+        if void is not None:
+            self._fail(f"the experiment is void: {void}")
+            return
+        if not was_closed:
+            cancelled = self._plan.cancel()
             self._do(
-                fx.Note("reject", {"what": what, "id": learner_id, "reason": reason, **fields}),
-                fx.Say(f"refused a {what} of learner {learner_id}{at}: {reason}", warning=True),
+                fx.Note("cutoff", {"step": self.committed, "first": member.learner_id, "cancelled": list(cancelled)}),
+                fx.Say(f"cut-off at step {self.committed}: {member} has used up its budget"),
             )
+        if self._cutoff.complete:
+            self._begin_cut()
+
+    def _check_reports(self, now: float) -> None:
+        if self._cutoff is not None and self._cutoff.deadline is not None and now >= self._cutoff.deadline:
+            self._fail(f"the experiment is void: {self._cutoff.overdue()}")
 
     # ------------------------------------------------------------------ the end
 
-    def _finalize(self, now: float) -> None:
+    def _begin_cut(self) -> None:
+        """No round is in flight any more; once the pool is drained the state may be published."""
+        if self._cutoff is not None and not self._cutoff.complete:
+            self._fail(
+                f"the experiment is void: all {self._policy.total_steps} outer steps were made before a learner used "
+                f"up its budget of {self._policy.budget_learner_steps} local steps"
+            )
+            return
+        self.phase = Phase.CUTTING
+        self._do(fx.Drain())
+
+    def _cut(self, now: float) -> None:
+        if self.phase is not Phase.CUTTING:
+            return
+        if self._cutoff is None:
+            self._freeze(now)
+            return
+        self._save()
+        self._do(fx.Say("learner-budget cutoff checkpoint written"))
+        self._end_well()
+
+    def _freeze(self, now: float) -> None:
         step, members = self.committed, self._roster.current
         self.phase = Phase.FINALIZING
         self._finalization = Finalization((m.learner_id for m in members), step, now + self._policy.final.ack_timeout_s)
@@ -440,8 +471,11 @@ class Coordinator:
         if self._policy.checkpoint.mark_final:
             self._do(fx.WriteMarker(self._final.step))
         self._do(*(fx.SendShutdown(m) for m in self._final.acked_members if self._roster.is_live(m)))
-        self._do(fx.Note("end", {"step": self.committed, "code": 0}), fx.Finish(0))
+        self._end_well()
+
+    def _end_well(self) -> None:
         self.phase = Phase.DONE
+        self._do(fx.Note("end", {"step": self.committed, "code": 0}), fx.Finish(0))
 
     def _check_ack_deadline(self, now: float) -> None:
         if now >= self._final.deadline:
@@ -479,9 +513,15 @@ class Coordinator:
 
     def _save(self) -> None:
         """Make the last contiguous commit durable, once there is a whole state."""
-        if self._policy.checkpoint.path is not None and self._initialized and all(self._initialized):
+        if self._policy.checkpoint.path is not None and self._assembly is not None and self._assembly.whole:
             self._do(fx.SaveCheckpoint(self.committed))
 
     def _fail(self, text: str) -> None:
         self.phase = Phase.FAILED
         self._do(fx.Note("end", {"step": self.committed, "code": 1, "reason": text}), fx.Finish(1, text, terminal=True))
+
+
+def _cutoff(policy: SyncerPolicy) -> Cutoff | None:
+    if policy.budget_learner_steps is None:
+        return None
+    return Cutoff(policy.budget_learner_steps, policy.learners, policy.schedule.quorum_timeout_s)

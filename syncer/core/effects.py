@@ -115,6 +115,11 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Let the SVD pool finish what it has admitted, and report Drained. Nothing is written before that."""
+
+
+@dataclass(frozen=True, slots=True)
 class WriteFinal:
     """Rewrite the checkpoint at the final quiescent cut, then the final state file."""
 
@@ -176,6 +181,7 @@ Effect = (
     | Note
     | SaveCheckpoint
     | Broadcast
+    | Drain
     | WriteFinal
     | SendCut
     | WriteMarker

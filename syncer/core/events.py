@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from yeto_torch.protocol.constants import MessageType
 from yeto_torch.protocol.messages import Hello
 
 
@@ -82,10 +83,11 @@ class BudgetReported:
 
 @dataclass(frozen=True, slots=True)
 class GroupLost:
-    """A connection group is gone; nothing more comes from it."""
+    """A connection group is gone; nothing more comes from it. ``violated``: the message type it got wrong, if any."""
 
     member: Member
     reason: str
+    violated: MessageType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,11 @@ class RoundSynced:
 
 
 @dataclass(frozen=True, slots=True)
+class Drained:
+    """The SVD pool has delivered all it had admitted, or there is none: a checkpoint may be published."""
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """Ctrl-C or SIGTERM: end cleanly, now."""
 
@@ -118,5 +125,6 @@ Event = (
     | GroupLost
     | MergeDone
     | RoundSynced
+    | Drained
     | Interrupted
 )

@@ -5,7 +5,7 @@ The actor adds what only it can measure: gnorm, ms, sync_ms and the time. Keys a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from syncer.core.events import Member, PushArrived
@@ -13,7 +13,7 @@ from syncer.core.rounds import Round
 from yeto_torch.protocol.constants import PROTOCOL_VERSION
 
 
-def merge_line(round_: Round, rejected: Mapping[str, int]) -> dict[str, Any]:
+def merge_line(round_: Round, rejected: dict[str, int]) -> dict[str, Any]:
     """Everything about one committed round but its timings and norm."""
     responses, total = round_.ordered_responses, round_.weight
     missed = round_.missing
@@ -33,7 +33,7 @@ def merge_line(round_: Round, rejected: Mapping[str, int]) -> dict[str, Any]:
         "missed_members": _members(missed),
         "quorum_ms": None if round_.quorum_s is None else 1000 * round_.quorum_s,
         "grace_ms": None if round_.grace_s is None else 1000 * round_.grace_s,
-        "rejected": dict(rejected),
+        "rejected": rejected,
         "responders": [_responder(r, round_.base_version, total) for r in responses],
     }
 

@@ -64,6 +64,12 @@ class Schedule:
         self._last_launch = (now, members)
         return self.rounds[step]
 
+    def cancel(self) -> tuple[int, ...]:
+        """Drop every round in flight, whole; returns their steps."""
+        steps = tuple(self.rounds)
+        self.rounds.clear()
+        return steps
+
     def pop_ready(self) -> Round | None:
         """The next round in order, if it is ready: it is committed now."""
         head = self.rounds.get(self.committed + 1)

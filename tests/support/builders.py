@@ -182,6 +182,8 @@ class Desk:
         for effect in effects if self._merges else ():
             if isinstance(effect, fx.Merge):
                 events.append(ev.MergeDone(effect.step))
+            elif isinstance(effect, fx.Drain):
+                events.append(ev.Drained())
             elif isinstance(effect, fx.Broadcast) and effect.version > 0:
                 events.append(ev.RoundSynced(effect.version, self.sync_s))
         return events

@@ -6,13 +6,22 @@ raises ``ValueError`` naming the key.
 
 from __future__ import annotations
 
+from yeto_torch.protocol.constants import MessageType
+
 
 class YetoError(Exception):
     """Root of every error this project raises on purpose, but for ``ValueError`` on configuration."""
 
 
 class PeerError(YetoError):
-    """The peer broke the protocol. Its group is closed; nothing later from it is used."""
+    """The peer broke the protocol. Its group is closed; nothing later from it is used.
+
+    ``kind`` is the type of the message that was wrong, where one can be named.
+    """
+
+    def __init__(self, sentence: str, kind: MessageType | None = None) -> None:
+        super().__init__(sentence)
+        self.kind = kind
 
 
 class LocalError(YetoError):

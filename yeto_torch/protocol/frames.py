@@ -163,7 +163,7 @@ def parse_header(head: memoryview, limits: Limits) -> tuple[MessageType, int]:
         raise PeerError(f"frame type {kind} is unknown") from None
     limit = limits.max_payload(kind)
     if length > limit:
-        raise PeerError(f"{kind.name} of {length} bytes, at most {limit} are legal here")
+        raise PeerError(f"{kind.name} of {length} bytes, at most {limit} are legal here", kind)
     return kind, length
 
 

@@ -404,12 +404,12 @@ def _revision(kind: MessageType, revision: int) -> None:
 
 def _exactly(kind: MessageType, payload: memoryview, size: int) -> None:
     if len(payload) != size:
-        raise PeerError(f"{kind.name} of {len(payload)} bytes, expected {size}")
+        raise PeerError(f"{kind.name} of {len(payload)} bytes, expected {size}", kind)
 
 
 def _at_least(kind: MessageType, payload: memoryview, size: int) -> None:
     if len(payload) < size:
-        raise PeerError(f"{kind.name} of {len(payload)} bytes, expected at least {size}")
+        raise PeerError(f"{kind.name} of {len(payload)} bytes, expected at least {size}", kind)
 
 
 def is_bulk(message: Message) -> bool:
