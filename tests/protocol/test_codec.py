@@ -123,7 +123,7 @@ def q4_oracle(x):
     return bytes(out)
 
 
-@pytest.mark.parametrize("numel", SIZES[:-1] + [3 * 256 + 17])
+@pytest.mark.parametrize("numel", [*SIZES[:-1], 3 * 256 + 17])
 def test_q4_equals_the_rule_at_every_size(numel):
     x = wild(numel)
     assert bytes(codec.encode(torch.from_numpy(x), Q4)) == q4_oracle(x)
@@ -152,7 +152,7 @@ def test_q4_equals_the_rule(values, factor):
 
 @pytest.mark.parametrize("scale", [1.0, 3.0, 1e-30, 7.7e20])
 def test_q4_at_the_ties_of_other_scales(scale):
-    """Ratios come from a division that rounds: the neighbours of every threshold, at scales that are no power of two."""
+    """A ratio comes from a division that rounds: each threshold's neighbours, at scales that are no power of two."""
     near = [np.arange(t - 3, t + 4, dtype=np.uint32).view(np.float32) for t in codec._LEVEL_BITS]
     x = np.concatenate([[1.0], *near]).astype(np.float32) * np.float32(scale)
     assert bytes(codec.encode(torch.from_numpy(x), Q4)) == q4_oracle(x)
