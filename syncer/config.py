@@ -38,7 +38,7 @@ from yeto_torch.protocol.profile import ProfileRecord
 _LONGEST_S = 10**9  # 31 years; the waits of the standard library overflow at nine times that
 _LONGEST_MS = 10**9
 _NEUTRAL = {"checkpoint.resume": "false", "checkpoint.mark_final": False, "budget.learner_steps": None}
-_NOT_YET = ("budget.learner_steps", *TLS)
+_NOT_YET = TLS
 
 
 # --------------------------------------------------------------------------------------------------------- schema

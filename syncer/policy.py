@@ -133,5 +133,4 @@ class SyncerPolicy:
     security: SecurityPolicy
     tape_path: Path | None = None
     budget_learner_steps: int | None = None
-    budget_consolidation: bool = False  # resume of a cut-off: every learner is awaited, whatever the start grace
     progress: Literal["auto", "off"] = "auto"

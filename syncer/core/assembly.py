@@ -73,7 +73,7 @@ class Assembly:
     @property
     def start_at(self) -> float | None:
         """When a resumed run starts with whoever is connected."""
-        if not self._resumed or self._policy.budget_consolidation or self._quorum_since is None:
+        if not self._resumed or self._quorum_since is None:
             return None
         return self._quorum_since + self._policy.schedule.start_grace_s
 

@@ -247,9 +247,8 @@ def test_tls_is_null_in_this_version(name, tmp_path):
     assert refused({name: str(file)}).startswith(f"{name}={file}: must be null")
 
 
-def test_a_budget_is_null_in_this_version(tmp_path):
-    message = refused({"budget.learner_steps": 5, "checkpoint.path": str(tmp_path / "c")})
-    assert message.startswith("budget.learner_steps=5: must be null")
+def test_a_budget_reaches_the_policy(tmp_path):
+    assert of({"budget.learner_steps": 5, "checkpoint.path": str(tmp_path / "c")}).budget_learner_steps == 5
 
 
 @pytest.mark.parametrize(("resume", "word"), [(False, "false"), (True, "true"), ("true", "true"), ("auto", "auto")])
