@@ -297,7 +297,7 @@ class Group:
                     on_sent()
         except TimeoutError as error:
             self._unsendable(stream)
-            self._end(Closed(f"{stream} is stalled: {error}"))
+            self._end(Closed(f"{stream} is stalled: {why(error)}"))
         except OSError as error:
             self._unsendable(stream)
             self._lost(stream, f"{stream} was lost while writing: {why(error)}")

@@ -32,7 +32,7 @@ from yeto_torch.protocol.messages import Buffer, Error, Heartbeat, Message, enco
 OnSent = Callable[[], None]
 _Key = tuple[int, ...]
 
-# Two small messages for each data stream: one on its way, one ready when it ends.
+# Messages that are sliced and unsent, per data stream: slices dealt to a slow stream must not idle the others at once.
 _SLICED_MESSAGES_PER_STREAM = 2
 
 
