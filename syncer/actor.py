@@ -26,8 +26,7 @@ from syncer.core import events as ev
 from syncer.core.admission import Identity
 from syncer.core.coordinator import Coordinator, Phase
 from syncer.final_state import write_final_state
-from syncer.merge.iso import flatten_spectrum
-from syncer.merge.merge import merge_fragment, total_norm
+from syncer.merger import Merger, MergerEvent, PoolDrained
 from syncer.policy import SyncerPolicy
 from syncer.progress import Progress
 from syncer.server import Server
@@ -42,17 +41,8 @@ log = logging.getLogger("syncer")
 _STALL_S = 3.0  # nothing committed for so long: say what is awaited, once per reason
 _BATCH = 256  # events taken between two looks at the clock
 
-Item = tuple[ev.Event, float, Callable[[], None] | None]
+Item = tuple[ev.Event | MergerEvent, float, Callable[[], None] | None]
 clock = time.monotonic
-
-
-@dataclass(slots=True)
-class _Merged:
-    """A merged gradient between Merge and Commit, and what the work took."""
-
-    gradient: torch.Tensor
-    norm: float
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -61,6 +51,7 @@ class Session:
 
     identity: Identity
     state: GlobalState
+    merger: Merger
 
 
 @dataclass(slots=True)
@@ -78,7 +69,6 @@ class Actor:
     inbox: queue.SimpleQueue[Item] = field(default_factory=queue.SimpleQueue)
     _server: Server | None = None
     _session: Session | None = None
-    _merged: dict[int, _Merged] = field(default_factory=dict)
     _own: deque[ev.Event] = field(default_factory=deque)  # events the effects themselves cause
     _finish: fx.Finish | None = None
     _told: str = ""
@@ -86,7 +76,7 @@ class Actor:
     _moved: tuple[Phase, int] = (Phase.ASSEMBLING, -1)  # phase and step when something last moved
     _moved_at: float = field(default_factory=clock)
 
-    def post(self, event: ev.Event, now: float, handled: Callable[[], None] | None = None) -> None:
+    def post(self, event: ev.Event | MergerEvent, now: float, handled: Callable[[], None] | None = None) -> None:
         """Queue an event that arrived at ``now``; from any thread. ``handled`` is called once it is settled."""
         self.inbox.put((event, now, handled))
 
@@ -104,6 +94,8 @@ class Actor:
             self._end_line()
         finally:
             self._progress.close()
+            if self._session is not None:
+                self._session.merger.close()
         return self._finish
 
     def _end_line(self) -> None:
@@ -118,7 +110,10 @@ class Actor:
     def _turn(self) -> None:
         for event, now, handled in self._next_batch():
             try:
-                self._perform(self.coordinator.handle(event, now))
+                if isinstance(event, ev.Event):
+                    self._perform(self.coordinator.handle(event, now))
+                else:
+                    self._on_merger(event)
             finally:
                 if handled is not None:
                     handled()
@@ -127,6 +122,13 @@ class Actor:
         if self.inbox.empty():
             self._perform(self.coordinator.on_time(clock()))
             self._explain_waiting()
+
+    def _on_merger(self, event: MergerEvent) -> None:
+        if isinstance(event, PoolDrained):
+            self._own.append(ev.Drained())
+        elif (step := self.session.merger.delivered(event)) is not None:
+            self._own.append(ev.MergeDone(step))
+        self._perform([])
 
     def _next_batch(self) -> list[Item]:
         """Whatever has arrived; waits for the first until the next deadline."""
@@ -178,8 +180,9 @@ class Actor:
                 self.state.initialize(fragment, cast(torch.Tensor, values))
             case fx.SendPull(member, fragment, step, attempt):
                 self.server.send(member, PullReq(fragment, step, attempt))
-            case fx.Merge():
-                self._merge(effect)
+            case fx.Merge(step, fragment):
+                if self.session.merger.start(effect, self.state.momentum(fragment)):
+                    self._own.append(ev.MergeDone(step))
             case fx.Commit(step, fragment):
                 self._commit(step, fragment)
             case fx.Record():
@@ -191,7 +194,8 @@ class Actor:
             case fx.Broadcast():
                 self._broadcast(effect)
             case fx.Drain():
-                self._own.append(ev.Drained())
+                if self.session.merger.drain():
+                    self._own.append(ev.Drained())
             case fx.WriteFinal():
                 self._write_final()
             case fx.SendCut():
@@ -228,31 +232,18 @@ class Actor:
                     state.restore(index, record.version, _floats(record.params), _floats(record.momentum))
                 state.step = self.resumed.step
                 self.resumed = None  # the state owns the tensors now
-            self._session = Session(Identity.of(effect.hello), state)
+            merger = Merger(self.policy, effect.hello.layout, lambda event: self.post(event, clock()))
+            self._session = Session(Identity.of(effect.hello), state, merger)
         self.server.admit(effect.ticket, effect.member, effect.hello)
-
-    def _merge(self, effect: fx.Merge) -> None:
-        started = clock()
-        gradient = merge_fragment(
-            self.session.identity.layout.fragments[effect.fragment],
-            [cast(torch.Tensor, r.gradient) for r in effect.responses],
-            effect.weights,
-            self.state.momentum(effect.fragment),
-            correction=self.policy.merge.delta_correction == "heloco",
-            spectrum=flatten_spectrum,
-        )
-        norm = total_norm(gradient)
-        self._merged[effect.step] = _Merged(gradient, norm, clock() - started)
-        self._own.append(ev.MergeDone(effect.step))
 
     def _commit(self, step: int, fragment: int) -> None:
         started = clock()
-        merged = self._merged[step]
+        merged = self.session.merger.take(step)
         self.state.commit(step, fragment, merged.gradient, self.policy.outer.lr_at(step), self.policy.outer.momentum)
         merged.seconds += clock() - started
 
     def _record(self, effect: fx.Record) -> None:
-        merged = self._merged[effect.step]
+        merged = self.session.merger.take(effect.step)
         timings = {
             "gnorm": merged.norm,
             "ms": 1000 * (clock() - effect.launched_at),
@@ -270,7 +261,7 @@ class Actor:
         message = BcastFragment(effect.fragment, effect.version, data)
         for member in effect.members:
             self.server.send(member, message)
-        merged = self._merged.pop(effect.version, None)
+        merged = self.session.merger.forget(effect.version)
         if merged is not None:
             self._own.append(ev.RoundSynced(effect.version, merged.seconds + clock() - started))
 
@@ -285,9 +276,11 @@ class Actor:
 
     def _save_checkpoint(self) -> None:
         if self.policy.checkpoint.path is not None and self._session is not None:
+            self._session.merger.check()
             write_checkpoint(self.policy.checkpoint.path, self._snapshot())
 
     def _write_final(self) -> None:
+        self.session.merger.check()
         self._save_checkpoint()
         final, identity = self.policy.final, self.session.identity
         if final.state_path is not None:

@@ -4,8 +4,8 @@ The first HELLO that passes every check pins the session identity for the life o
 match it exactly. A refusal is a value with one sentence, sent back as ERROR to that socket only; it pins nothing and
 disturbs nobody. The HELLO has been parsed and range-checked before it comes here.
 
-    checks, in order: profile, expected contract, resume (what only a HELLO can decide), the layout can be merged,
-    pinned identity, (learner, generation) never admitted before
+    checks, in order: profile, expected contract, resume (what only a HELLO can decide), pinned identity,
+    (learner, generation) never admitted before
 
 Source: protocol v4, first accepted HELLO; rulings on identities.
 """
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from syncer.core.events import Member
-from syncer.policy import IsoBackend, SessionPolicy
-from yeto_torch.protocol.constants import MergeMode, WireDType
+from syncer.policy import SessionPolicy
+from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.layout import WireLayout
 from yeto_torch.protocol.messages import Hello
 
@@ -43,17 +43,15 @@ class Identity:
 class Admission:
     """Decides on HELLOs and remembers every generation it ever let in."""
 
-    def __init__(
-        self, policy: SessionPolicy, backend: IsoBackend, profile: bytes, resume_check: ResumeCheck | None = None
-    ) -> None:
-        self._policy, self._backend, self._profile, self._resume_check = policy, backend, profile, resume_check
+    def __init__(self, policy: SessionPolicy, profile: bytes, resume_check: ResumeCheck | None = None) -> None:
+        self._policy, self._profile, self._resume_check = policy, profile, resume_check
         self._ever: set[Member] = set()
         self.identity: Identity | None = None
 
     def decide(self, hello: Hello) -> str | None:
         """None: admitted, and the identity pinned if it was the first. Else the sentence why not."""
         refusal = self._profile_refusal(hello) or self._contract_refusal(hello) or self._resume_refusal(hello)
-        refusal = refusal or self._layout_refusal(hello) or self._identity_refusal(hello)
+        refusal = refusal or self._identity_refusal(hello)
         member = Member(hello.learner_id, hello.generation)
         if refusal is None and member in self._ever:
             refusal = f"{member} was admitted before: every connection needs a fresh generation"
@@ -86,14 +84,6 @@ class Admission:
         if self._resume_check is None or self.identity is not None:
             return None
         return self._resume_check(hello.layout, hello.fingerprint, hello.contract)
-
-    def _layout_refusal(self, hello: Hello) -> str | None:
-        if self._backend is IsoBackend.TORCH_SVD and any(f.mode is MergeMode.ISO for f in hello.layout.fragments):
-            return (
-                "the layout has an iso fragment and merge.iso_backend=torch-svd has no worker pool in this version: "
-                "start the syncer with merge.iso_backend=scalar"
-            )
-        return None
 
     def _identity_refusal(self, hello: Hello) -> str | None:
         pinned = self.identity

@@ -66,9 +66,7 @@ class Coordinator:
 
     def __init__(self, policy: SyncerPolicy, profile: bytes, resumed: ResumePoint | None = None) -> None:
         self._policy, self._resumed = policy, resumed
-        self._admission = Admission(
-            policy.session, policy.merge.iso_backend, profile, resumed.check if resumed else None
-        )
+        self._admission = Admission(policy.session, profile, resumed.check if resumed else None)
         self._roster = Roster()
         self._pace = Pace(policy.schedule)
         self._ledger = Ledger(resumed.ledger if resumed else ())

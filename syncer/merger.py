@@ -1,0 +1,159 @@
+"""Merges under way: each round's gradient from Merge to Commit, in process or through the SVD pool.
+
+A thin shell between the actor, the mathematics and the pool; it decides nothing. Averages, corrections and norms are
+computed on the actor's thread at once; with ``merge.iso_backend=torch-svd`` the matrices of an iso fragment then go to
+the pool's children, and the round is done when the last one is back. Other rounds go on meanwhile.
+
+Once the pool is poisoned every call raises StateError with its one message, so that nothing is published any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Thread
+from typing import cast
+
+import torch
+
+from syncer.core import effects as fx
+from syncer.merge.iso import flatten_spectrum
+from syncer.merge.merge import merge_fragment, total_norm
+from syncer.policy import IsoBackend, SyncerPolicy
+from syncer.svd.pool import Delivered, Poisoned, PoolEvent, SvdPool
+from yeto_torch.protocol.constants import MergeMode
+from yeto_torch.protocol.errors import StateError
+from yeto_torch.protocol.layout import WireFragment, WireLayout
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDrained:
+    """Everything the pool had admitted is delivered."""
+
+
+MergerEvent = PoolEvent | PoolDrained
+
+
+@dataclass(slots=True, eq=False)
+class Merged:
+    """One round's merged signed outer gradient and what the work took, in seconds."""
+
+    step: int
+    gradient: torch.Tensor
+    seconds: float
+    pending: int = 0  # matrices still with the pool
+    norm: float = 0.0
+
+
+class Merger:
+    """All merges of one session.
+
+    Args:
+        policy: backend, correction and the pool's limits.
+        layout: the session's; children are started only if it has an iso fragment.
+        post: passes pool events to the actor; called from the pool's threads.
+    """
+
+    def __init__(self, policy: SyncerPolicy, layout: WireLayout, post: Callable[[MergerEvent], None]) -> None:
+        self._policy, self._layout, self._post = policy, layout, post
+        self._merged: dict[int, Merged] = {}
+        self._jobs: dict[int, tuple[Merged, torch.Tensor]] = {}  # job -> its round, and where its matrix belongs
+        self._numbers = itertools.count(1)
+        self._pool: SvdPool | None = None
+        iso = any(fragment.mode is MergeMode.ISO for fragment in layout.fragments)
+        if iso and policy.merge.iso_backend is IsoBackend.TORCH_SVD:
+            self._pool = SvdPool(policy.svd, post)
+            self._pool.start()
+
+    def start(self, effect: fx.Merge, momentum: torch.Tensor) -> bool:
+        """Begin the merge of one round; True when it is done already. Raises RunError, and StateError on poison."""
+        started = time.monotonic()
+        fragment = self._layout.fragments[effect.fragment]
+        pooled = self._pool is not None and fragment.mode is MergeMode.ISO
+        gradient = merge_fragment(
+            fragment,
+            [cast(torch.Tensor, response.gradient) for response in effect.responses],
+            effect.weights,
+            momentum,
+            correction=self._policy.merge.delta_correction == "heloco",
+            spectrum=_unchanged if pooled else flatten_spectrum,
+        )
+        merged = self._merged[effect.step] = Merged(effect.step, gradient, 0.0)
+        if pooled:
+            self._submit(fragment, merged)
+        merged.seconds = time.monotonic() - started
+        if merged.pending:
+            return False
+        merged.norm = total_norm(gradient)
+        return True
+
+    def delivered(self, event: MergerEvent) -> int | None:
+        """The pool has spoken; the step whose merge that completed. Raises StateError when the pool is poisoned."""
+        match event:
+            case Poisoned(reason):
+                raise StateError(reason)
+            case Delivered(job, matrix):
+                merged, place = self._jobs.pop(job)
+                started = time.monotonic()
+                place.copy_(matrix)
+                merged.pending -= 1
+                merged.seconds += time.monotonic() - started
+                if merged.pending == 0:
+                    merged.norm = total_norm(merged.gradient)
+                    return merged.step
+        return None
+
+    def take(self, step: int) -> Merged:
+        """The finished merge of a round, to be committed."""
+        return self._merged[step]
+
+    def forget(self, step: int) -> Merged | None:
+        """A round is committed, or was cancelled: its gradient goes."""
+        return self._merged.pop(step, None)
+
+    def drain(self) -> bool:
+        """Let the pool finish what it has admitted; True when nothing is to be awaited, else PoolDrained follows."""
+        if self._pool is None:
+            return True
+        Thread(target=self._drain, args=(self._pool,), name="svd-drain", daemon=True).start()
+        return False
+
+    def check(self) -> None:
+        """Raises StateError when the pool is poisoned: no checkpoint may be published then."""
+        poison = self._pool.poison if self._pool is not None else None
+        if poison is not None:
+            raise StateError(poison)
+
+    def waiting_for(self) -> str:
+        """What the pool is busy with, or nothing."""
+        return self._pool.waiting_for() if self._pool is not None else ""
+
+    def close(self) -> None:
+        """Kill the children."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _submit(self, fragment: WireFragment, merged: Merged) -> None:
+        assert self._pool is not None
+        end = 0
+        for numel, dims in zip(fragment.numels, fragment.dims, strict=True):
+            place = merged.gradient[end : end + numel].view(dims)
+            end += numel
+            job = next(self._numbers)
+            self._jobs[job] = (merged, place)
+            merged.pending += 1
+            self._pool.submit(job, place)
+
+    def _drain(self, pool: SvdPool) -> None:
+        try:
+            pool.drain()
+        except StateError:
+            return  # Poisoned was reported already
+        self._post(PoolDrained())
+
+
+def _unchanged(matrix: torch.Tensor) -> torch.Tensor:
+    """The average itself: its spectrum is the pool's to flatten."""
+    return matrix
