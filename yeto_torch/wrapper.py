@@ -29,6 +29,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     def __init__(self, inner: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
         self._inner = _optimizers(inner)
+        self._single = self._inner[0] if len(self._inner) == 1 else None
         self._optimizer_step_pre_hooks = OrderedDict()
         self._optimizer_step_post_hooks = OrderedDict()
         self._optimizer_state_dict_pre_hooks = OrderedDict()
@@ -39,10 +40,6 @@ class OptimizerWrapper(torch.optim.Optimizer):
         if self._single is not None and "grad_scaler" in inspect.signature(self._single.step).parameters:
             # GradScaler looks for this name in the signature
             self.step = MethodType(_step_with_scaler, self)  # type: ignore[method-assign]
-
-    @property
-    def _single(self) -> torch.optim.Optimizer | None:
-        return self._inner[0] if len(self._inner) == 1 else None
 
     # ------------------------------------------------------------------------------------------ step
 
@@ -78,12 +75,11 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     def _was_skipped(self, inner_arguments: dict[str, Any]) -> bool:
         """Did a GradScaler that leaves the decision to the inner optimizer find an overflow? Then no step was made."""
-        found = [getattr(self._inner[0], "found_inf", None)]
-        scaler = inner_arguments.get("grad_scaler")
-        if scaler is not None:
-            for optimizer in (self, self._inner[0]):
-                found += scaler._found_inf_per_device(optimizer).values()
-        return any(bool(value) for value in found if value is not None)
+        if inner_arguments.get("grad_scaler") is not None:
+            scaler = inner_arguments["grad_scaler"]
+            found = [scaler._found_inf_per_device(optimizer).values() for optimizer in (self, self._inner[0])]
+            return any(bool(value) for values in found for value in values)
+        return bool(getattr(self._inner[0], "found_inf", False))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients, as the inner optimizer does."""
