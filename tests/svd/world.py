@@ -36,7 +36,9 @@ class World:
     def deadlines(self):
         if self.ended:
             return {}
-        found = {"svd.request_timeout_s": due for due in sorted(self.due.values())[:1]}
+        found = {}
+        if self.due:
+            found["svd.request_timeout_s"] = min(self.due.values())
         if len(self.ready) < self.workers:
             found["svd.startup_timeout_s"] = self.startup_due
         if self.drain_due is not None:
@@ -138,9 +140,8 @@ def play(world, rng, steps):
     job = 0
     for _ in range(steps):
         due = min(world.deadlines().values(), default=world.now)
-        world.now = max(
-            world.now, rng.choice([world.now, world.now, world.now + 0.5, world.now + 2.0, due - 0.25, due])
-        )
+        times = [world.now] * 24 + [world.now + 0.25] * 8 + [world.now + 1.0] * 2 + [due - 0.25] * 2 + [due]
+        world.now = max(world.now, rng.choice(times))
         match rng.choice(["submit"] * 5 + ["ready"] * 3 + ["answer"] * 6 + ["time", "rare"]):
             case "submit":
                 job += 1
