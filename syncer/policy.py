@@ -87,6 +87,11 @@ class CheckpointPolicy:
     resume: Literal["false", "true", "auto"] = "false"
     mark_final: bool = False
 
+    @property
+    def periodic(self) -> bool:
+        """Is the state saved while the run goes on?"""
+        return self.path is not None and self.every > 0
+
 
 @dataclass(frozen=True, slots=True)
 class FinalPolicy:

@@ -1,4 +1,4 @@
-"""The coordinator's mind: composes admission, assembly, roster, schedule, rounds, pace, cut-off and finalization.
+"""The coordinator's mind: composes admission, roster, assembly, the rounds in flight, the cut-off and finalization.
 
 ``handle(event, now)`` takes one event at its arrival time and settles what it decides; ``on_time(now)`` fires what
 time decides and is the only place where rounds are launched. The actor calls ``on_time`` whenever its inbox is
@@ -26,13 +26,10 @@ from syncer.core.assembly import Assembly
 from syncer.core.cutoff import Cutoff
 from syncer.core.events import Member
 from syncer.core.finalization import Finalization
+from syncer.core.flight import Flight
 from syncer.core.ledger import Ledger
-from syncer.core.pace import Pace
-from syncer.core.record import merge_line
 from syncer.core.rejections import Rejections
 from syncer.core.roster import Roster
-from syncer.core.rounds import Rejection, Round, RoundState
-from syncer.core.schedule import Schedule
 from syncer.policy import SyncerPolicy
 from yeto_torch.protocol.constants import MessageType
 
@@ -68,9 +65,8 @@ class Coordinator:
         self._policy, self._resumed = policy, resumed
         self._admission = Admission(policy.session, profile, resumed.check if resumed else None)
         self._roster = Roster()
-        self._pace = Pace(policy.schedule)
         self._ledger = Ledger(resumed.ledger if resumed else ())
-        self._schedule: Schedule | None = None
+        self._flight: Flight | None = None
         self._assembly: Assembly | None = None
         self._finalization: Finalization | None = None
         self._rejections = Rejections()
@@ -86,10 +82,10 @@ class Coordinator:
             # The actor's own work ends long after the answers that waited meanwhile arrived: it moves no deadline.
             from_outside = not isinstance(event, ev.MergeDone | ev.RoundSynced | ev.Drained)
             if from_outside:
-                self._settle_rounds(now)
+                self._settle(now)
             self._dispatch(event, now)
             if from_outside:
-                self._settle_rounds(now)
+                self._settle(now)
         return self._take()
 
     def on_time(self, now: float) -> list[fx.Effect]:
@@ -99,13 +95,13 @@ class Coordinator:
                 self._assemble(now)
                 self._check_losses(now)
             case Phase.RUNNING:
-                self._settle_rounds(now)
+                self._settle(now)
                 self._check_losses(now)
                 self._check_reports(now)
             case Phase.FINALIZING:
                 self._check_ack_deadline(now)
-        if self.phase is Phase.RUNNING:
-            self._launch(now)
+        if self.phase is Phase.RUNNING and not self._issuance_closed:
+            self._do(*self._rounds.launch(self._roster.current, now))
         return self._take()
 
     def next_deadline(self) -> float | None:
@@ -117,9 +113,8 @@ class Coordinator:
             case Phase.RUNNING:
                 times.append(self._loss_at())
                 times.append(self._cutoff.deadline if self._cutoff else None)
-                times.extend(r.due for r in self._plan)
-                if self._roster.current and not self._issuance_closed:
-                    times.append(self._plan.earliest_launch())
+                may_launch = bool(self._roster.current) and not self._issuance_closed
+                times.append(self._rounds.next_deadline(may_launch=may_launch))
             case Phase.FINALIZING:
                 times.append(self._final.deadline)
         return min((t for t in times if t is not None), default=None)
@@ -135,11 +130,10 @@ class Coordinator:
                 if self._cutoff is not None and self._cutoff.closed:
                     return f"cut-off: budget reports missing from learners {', '.join(map(str, self._cutoff.missing))}"
                 if not self._roster.current:
-                    return f"step {self._plan.committed}: no learner is connected"
-                open_rounds = [r.waiting_for() for r in self._plan]
-                return "; ".join(open_rounds) or f"step {self._plan.committed}: throttled until the next launch"
+                    return f"step {self.committed}: no learner is connected"
+                return self._rounds.waiting_for()
             case Phase.CUTTING:
-                return f"step {self._plan.committed}: the SVD pool to finish"
+                return f"step {self.committed}: the SVD pool to finish"
             case Phase.FINALIZING:
                 missing = ", ".join(map(str, self._final.missing))
                 return f"final cut: acknowledgement missing from learners {missing}"
@@ -149,8 +143,8 @@ class Coordinator:
     @property
     def committed(self) -> int:
         """Global step t: rounds committed."""
-        if self._schedule is not None:
-            return self._schedule.committed
+        if self._flight is not None:
+            return self._flight.schedule.committed
         return self._resumed.step if self._resumed else 0
 
     @property
@@ -167,10 +161,14 @@ class Coordinator:
     def _do(self, *effects: fx.Effect) -> None:
         self._effects.extend(effects)
 
+    def _settle(self, now: float) -> None:
+        if self.phase is Phase.RUNNING:
+            self._do(*self._rounds.settle(now))
+
     @property
-    def _plan(self) -> Schedule:
-        assert self._schedule is not None
-        return self._schedule
+    def _rounds(self) -> Flight:
+        assert self._flight is not None
+        return self._flight
 
     @property
     def _final(self) -> Finalization:
@@ -186,23 +184,24 @@ class Coordinator:
     def _issuance_closed(self) -> bool:
         return self._cutoff is not None and self._cutoff.closed
 
-    def _dispatch(self, event: ev.Event, now: float) -> None:
+    def _dispatch(self, event: ev.Event, now: float) -> None:  # noqa: C901 - one flat table of events
         match event:
             case ev.HelloArrived():
                 self._on_hello(event, now)
             case ev.InitArrived():
                 self._on_init(event, now)
-            case ev.PushArrived():
-                self._on_push(event, now)
+            case ev.PushArrived(member):
+                if self._roster.is_live(member):
+                    self._do(*self._rounds.answer(event, now))
             case ev.BeatArrived(member, local_step):
                 if self._roster.is_live(member):
-                    self._pace.observe_step(member, local_step, now)
+                    self._rounds.pace.observe_step(member, local_step, now)
             case ev.MergeDone(step):
-                if step in self._plan.rounds:  # else it was cancelled meanwhile
-                    self._plan.rounds[step].state = RoundState.READY
-                    self._commit_ready()
+                self._do(*self._rounds.merged(step, self._roster.current))
+                if self._rounds.schedule.complete:
+                    self._begin_cut()
             case ev.RoundSynced(_, seconds):
-                self._pace.observe_sync(seconds)
+                self._rounds.pace.observe_sync(seconds)
             case ev.AckArrived():
                 self._on_ack(event, now)
             case ev.BudgetReported():
@@ -210,9 +209,9 @@ class Coordinator:
             case ev.Drained():
                 self._cut(now)
             case ev.GroupLost(member, reason, violated):
+                self._on_lost(member, reason, now)
                 if self._cutoff is not None and violated is MessageType.BUDGET_DONE:
                     self._fail(f"the experiment is void: {member} sent a malformed budget report ({reason})")
-                self._on_lost(member, reason, now)
             case ev.Interrupted():
                 self._on_interrupt()
 
@@ -226,7 +225,7 @@ class Coordinator:
             self._do(*self._rejections.lines(now, "hello", hello.learner_id, refusal))
             return
         member = Member(hello.learner_id, hello.generation)
-        if self._schedule is None:
+        if self._flight is None:
             self._open_session(len(hello.layout))
         crowded_out = self._roster.join(member)
         self._do(fx.Admit(event.ticket, member, hello))
@@ -237,10 +236,9 @@ class Coordinator:
 
     def _open_session(self, fragments: int) -> None:
         """The first HELLO has fixed the layout."""
-        policy, committed = self._policy, self.committed
-        self._schedule = Schedule(policy.schedule, fragments, policy.total_steps, committed, self._pace)
+        self._flight = Flight(self._policy, fragments, self.committed, self._ledger, self._rejections)
         self._assembly = Assembly(
-            policy, fragments, resumed=self._resumed is not None, complete=self._schedule.complete
+            self._policy, fragments, resumed=self._resumed is not None, complete=self._flight.schedule.complete
         )
 
     def _greet(self, member: Member, now: float) -> None:
@@ -250,7 +248,7 @@ class Coordinator:
             if self._assemble(now):  # it was the last one awaited, and the start sent it everything
                 return
             fragments = self._start_state.greet(member)
-        versions = self._plan.versions
+        versions = self._rounds.schedule.versions
         self._do(*(fx.Broadcast(f, versions[f], (member,)) for f in fragments))
         if self.phase is Phase.FINALIZING:
             self._send_cut(member)
@@ -272,9 +270,7 @@ class Coordinator:
         fields = {"id": member.learner_id, "generation": member.generation, "reason": reason}
         self._do(fx.Note("leave", fields), fx.Say(f"{member} left: {reason}"))
         self._roster.leave(member, now)
-        self._pace.forget(member)
-        for round_ in self._plan:
-            round_.lose(member)
+        self._rounds.lose(member)
         if self.phase is Phase.ASSEMBLING:
             self._start_state.forget(member)
             self._assemble(now)
@@ -288,7 +284,7 @@ class Coordinator:
             self._expel(event.member, "INIT_PARAMS: only learner 0 may initialise", now)
         elif self._roster.is_live(event.member) and self._start_state.initialize(event.fragment):
             self._do(fx.Initialize(event.fragment, event.values))
-            if self._saves_periodically:
+            if self._policy.checkpoint.periodic:
                 self._save()  # before it is broadcast: learner 0 never sends again what it has seen broadcast
             self._assemble(now)
 
@@ -301,88 +297,14 @@ class Coordinator:
         return True
 
     def _start(self) -> None:
-        for fragment, version in enumerate(self._plan.versions):
+        for fragment, version in enumerate(self._rounds.schedule.versions):
             owed = self._start_state.owed(fragment, self._roster.current)
             if owed:
                 self._do(fx.Broadcast(fragment, version, owed))
         self.phase = Phase.RUNNING
         self._do(fx.Say(f"training starts at step {self.committed} with {len(self._roster.current)} learners"))
-        if self._plan.complete:
+        if self._rounds.schedule.complete:
             self._begin_cut()
-
-    # ------------------------------------------------------------------ rounds
-
-    def _launch(self, now: float) -> None:
-        members = self._roster.current
-        if not members or self._issuance_closed:
-            return
-        for round_ in self._plan:
-            if round_.state is RoundState.EXPIRED:
-                self._start_attempt(round_, now)
-        while (at := self._plan.earliest_launch()) is not None and at <= now:
-            self._start_attempt(self._plan.open_next(members, now), now)
-
-    def _start_attempt(self, round_: Round, now: float) -> None:
-        round_.launch(self._roster.current, self._policy.schedule.quorum, now)
-        self._do(*(fx.SendPull(m, round_.fragment, round_.step, round_.attempt) for m in round_.members))
-
-    def _on_push(self, push: ev.PushArrived, now: float) -> None:
-        if not self._roster.is_live(push.member):
-            return
-        round_ = self._schedule.rounds.get(push.step) if self._schedule is not None else None
-        rejection = Rejection.OUT_OF_ROUND if round_ is None else round_.offer(push, now)
-        if rejection is not None:
-            self._rejections.count(rejection.value)
-            reason, where = rejection.value.replace("_", " "), {"step": push.step, "attempt": push.attempt}
-            self._do(*self._rejections.lines(now, "push", push.member.learner_id, reason, **where))
-        elif round_ is not None:
-            self._pace.observe_step(push.member, push.local_step, now)
-            if round_.quorum_s is not None and round_.at_quorum:
-                self._pace.observe_quorum(round_.quorum_s)
-
-    def _settle_rounds(self, now: float) -> None:
-        if self._schedule is None or self.phase is not Phase.RUNNING:
-            return
-        for round_ in self._schedule:
-            was_open, answers = round_.is_open, len(round_.responses)
-            round_.settle(now)
-            if round_.at_quorum:
-                round_.arm_grace(self._grace_s(round_), now)
-                round_.settle(now)
-            if round_.state is RoundState.CLOSED:
-                self._merge(round_)
-            elif was_open and round_.state is RoundState.EXPIRED:
-                self._on_expired(round_, answers)
-
-    def _grace_s(self, round_: Round) -> float:
-        """Learners whose data has ended (weight 0) must not crowd out one that still trains: wait for it in full."""
-        if round_.weight <= 0:
-            return self._policy.schedule.grace_ms / 1000
-        return self._pace.grace_s(round_.members)
-
-    def _merge(self, round_: Round) -> None:
-        round_.state = RoundState.MERGING
-        responses = round_.ordered_responses
-        self._do(fx.Merge(round_.step, round_.fragment, responses, tuple(r.weight for r in responses)))
-
-    def _on_expired(self, round_: Round, answers: int) -> None:
-        missing = [m.learner_id for m in round_.members]
-        text = f"round {round_.step} attempt {round_.attempt} expired: {answers} of {round_.quorum} answered"
-        fields = {"step": round_.step, "attempt": round_.attempt, "quorum": round_.quorum, "answered": answers}
-        self._do(fx.Note("retry", {**fields, "expected": missing}), fx.Say(text, warning=True))
-
-    def _commit_ready(self) -> None:
-        while (round_ := self._plan.pop_ready()) is not None:
-            for response in round_.ordered_responses:
-                self._ledger.add(response)
-            line = merge_line(round_, self._rejections.take_counts())
-            self._do(fx.Commit(round_.step, round_.fragment), fx.Record(round_.step, round_.launched_at, line))
-            if self._plan.complete:
-                self._begin_cut()
-                return
-            if self._saves_periodically and round_.step % self._policy.checkpoint.every == 0:
-                self._save()
-            self._do(fx.Broadcast(round_.fragment, round_.step, self._roster.current))
 
     # ------------------------------------------------------------------ the learner budget
 
@@ -402,7 +324,7 @@ class Coordinator:
             self._fail(f"the experiment is void: {void}")
             return
         if not was_closed:
-            cancelled = self._plan.cancel()
+            cancelled = self._rounds.schedule.cancel()
             self._do(
                 fx.Note("cutoff", {"step": self.committed, "first": member.learner_id, "cancelled": list(cancelled)}),
                 fx.Say(f"cut-off at step {self.committed}: {member} has used up its budget"),
@@ -411,7 +333,9 @@ class Coordinator:
             self._begin_cut()
 
     def _check_reports(self, now: float) -> None:
-        if self._cutoff is not None and self._cutoff.deadline is not None and now >= self._cutoff.deadline:
+        if self.phase is not Phase.RUNNING or self._cutoff is None or self._cutoff.deadline is None:
+            return
+        if now >= self._cutoff.deadline:
             self._fail(f"the experiment is void: {self._cutoff.overdue()}")
 
     # ------------------------------------------------------------------ the end
@@ -450,7 +374,7 @@ class Coordinator:
 
     def _send_cut(self, member: Member) -> None:
         self._final.queued(member)
-        self._do(fx.SendCut(member, self._final.step, self._plan.versions))
+        self._do(fx.SendCut(member, self._final.step, self._rounds.schedule.versions))
 
     def _on_ack(self, event: ev.AckArrived, now: float) -> None:
         if not self._roster.is_live(event.member):
@@ -505,16 +429,14 @@ class Coordinator:
         text = f"interrupted at step {self.committed}"
         self._do(fx.Note("end", {"step": self.committed, "code": 130, "reason": text}), fx.Finish(130, text))
 
-    @property
-    def _saves_periodically(self) -> bool:
-        return self._policy.checkpoint.path is not None and self._policy.checkpoint.every > 0
-
     def _save(self) -> None:
         """Make the last contiguous commit durable, once there is a whole state."""
         if self._policy.checkpoint.path is not None and self._assembly is not None and self._assembly.whole:
             self._do(fx.SaveCheckpoint(self.committed))
 
     def _fail(self, text: str) -> None:
+        if self.phase in (Phase.DONE, Phase.FAILED):
+            return
         self.phase = Phase.FAILED
         self._do(fx.Note("end", {"step": self.committed, "code": 1, "reason": text}), fx.Finish(1, text, terminal=True))
 

@@ -179,12 +179,12 @@ class Desk:
     def _own_events(self, effects: Iterable[fx.Effect]) -> list[ev.Event]:
         """What the actor itself must report once these are done."""
         events: list[ev.Event] = []
-        for effect in effects if self._merges else ():
-            if isinstance(effect, fx.Merge):
-                events.append(ev.MergeDone(effect.step))
-            elif isinstance(effect, fx.Drain):
+        for effect in effects:
+            if isinstance(effect, fx.Drain):
                 events.append(ev.Drained())
-            elif isinstance(effect, fx.Broadcast) and effect.version > 0:
+            elif isinstance(effect, fx.Merge) and self._merges:
+                events.append(ev.MergeDone(effect.step))
+            elif isinstance(effect, fx.Broadcast) and effect.version > 0 and self._merges:
                 events.append(ev.RoundSynced(effect.version, self.sync_s))
         return events
 
