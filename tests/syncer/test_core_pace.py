@@ -2,6 +2,7 @@
 
 import json
 from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_the_estimate_equals_a_dumb_twin(moves):
         machine.observe_step(A, step, now)
         if not grown or step > grown[-1][1]:
             grown.append((now, step))
-    samples = [(t1 - t0) / (s1 - s0) for (t0, s0), (t1, s1) in zip(grown, grown[1:], strict=False)]
+    samples = [(t1 - t0) / (s1 - s0) for (t0, s0), (t1, s1) in pairwise(grown)]
     expected = reduce(lambda old, new: 0.5 * new + 0.5 * old, samples) if samples else None
     assert machine.step_s([A]) == (None if expected is None else pytest.approx(expected))
 

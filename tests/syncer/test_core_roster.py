@@ -83,7 +83,8 @@ def test_the_roster_equals_a_dumb_twin(moves):
             if live:
                 log.append(("leave", live[which % len(live)]))
                 roster.leave(live[which % len(live)], 0.0)
-        latest = [next((m for what, m in reversed(log) if what == "join" and m.learner_id == i), None) for i in range(4)]
+        joined = [m for what, m in reversed(log) if what == "join"]
+        latest = [next((m for m in joined if m.learner_id == i), None) for i in range(4)]
         assert roster.current == tuple(m for m in latest if m is not None and m in _live(log))
         assert all(roster.is_live(m) == (m in _live(log)) for _, m in log)
 

@@ -7,6 +7,7 @@ One fragment and no pipeline, so that there is one round at a time; everything e
 
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,7 +115,7 @@ class Twin:
         for now, step in self.reports.get(member, []):
             if not grown or step > grown[-1][1]:
                 grown.append((now, step))
-        return [(t1 - t0) / (s1 - s0) for (t0, s0), (t1, s1) in zip(grown, grown[1:], strict=False)]
+        return [(t1 - t0) / (s1 - s0) for (t0, s0), (t1, s1) in pairwise(grown)]
 
 
 def fold(samples: list[float]) -> float:
