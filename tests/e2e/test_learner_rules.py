@@ -1,0 +1,180 @@
+"""What a learner makes of a run, seen from outside: its own weights after every step, and the bytes on the wire.
+
+Source: protocol v4, learner deltas and adoption; rulings on the step boundary and counters.
+"""
+
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+
+from syncer.checkpoint.files import read_checkpoint
+from tests.support.learners import Learner, flat, loss_of, same_weights, toy, training, wait_all
+from tests.support.proxy import Proxy
+from tests.support.replay import decode, to_bf16
+from yeto_torch import YetoOuterOptimizer
+from yeto_torch.protocol.constants import WireDType
+from yeto_torch.protocol.messages import BcastFragment, PushFragment
+
+WAIT_S = 60.0
+LR = 0.05
+
+
+def final_state(syncer):
+    """The fragments of model.safetensors, flat."""
+    tensors = load_file(syncer.folder / "model.safetensors")
+    found = []
+    while f"fragment.{len(found)}.tensor.0" in tensors:
+        prefix, parts = f"fragment.{len(found)}.tensor.", []
+        while f"{prefix}{len(parts)}" in tensors:
+            parts.append(tensors[f"{prefix}{len(parts)}"].ravel())
+        found.append(np.concatenate(parts))
+    return found
+
+
+def saved(syncer):
+    """The fragments of the checkpoint, flat."""
+    return [np.frombuffer(record.params, "<f4") for record in read_checkpoint(syncer.checkpoint).fragments]
+
+
+def test_with_zero_gradients_while_a_push_is_away_one_learner_is_the_plain_optimizer(processes):
+    rounds = 15
+    syncer = processes.syncer("preset=direct", "schedule.sync_interval_steps=0", learners=1, total_steps=rounds)
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    plain = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    plain.load_state_dict(model.state_dict())
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
+    batches = torch.randn(rounds, 8, 6, generator=torch.Generator().manual_seed(1))
+
+    def gradient(network, number):
+        network.zero_grad()
+        ((network(batches[number]) - batches[number, :, :3].sin()) ** 2).mean().backward()
+
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with YetoOuterOptimizer(
+        inner, model, syncer=syncer.address, learner_id=0, run_id="plain", fragments=1, wire_dtype="f32", streams=0
+    ) as optimizer:
+        for number in range(rounds):
+            gradient(model, number)
+            optimizer.step()
+            deadline = time.monotonic() + WAIT_S
+            while not (optimizer.finished if number == rounds - 1 else optimizer.stats.versions == (number + 1,)):
+                assert time.monotonic() < deadline, f"round {number + 1} was not adopted: {syncer.told()}"
+                for parameter in model.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+                if optimizer.stats.versions != (rounds,):
+                    optimizer.step()
+                time.sleep(0.001)
+            gradient(plain, number)
+            reference.step()
+            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-7)
+    assert syncer.wait() == 0
+    assert optimizer.stats.merges == rounds  # the first weights, and every round but the last, which is the final cut's
+    lines = syncer.merges()
+    assert [line["step"] for line in lines] == list(range(1, rounds + 1))
+    assert all(line["responders"][0]["staleness"] == 0 for line in lines)
+
+
+@pytest.mark.parametrize(("dtype", "alphas"), [(WireDType.F32, (0.0, 0.0)), (WireDType.BF16, (0.0, 0.5))])
+def test_free_running_learners_follow_the_rules_and_end_as_one(processes, dtype, alphas):
+    steps = 24
+    syncer = processes.syncer("schedule.sync_interval_steps=4", learners=2, total_steps=steps)
+    with Proxy(syncer.address) as proxy:
+        learners = [
+            Learner(
+                proxy.address,
+                learner_id,
+                merge_alpha=alpha,
+                wire_dtype=dtype.name.lower(),
+                fragments=3,
+                streams=3,
+                lr=LR,
+                tokens=partial(_tokens, learner_id),
+            )
+            for learner_id, alpha in enumerate(alphas)
+        ]
+        with training(*learners):
+            results = wait_all(learners)
+        assert syncer.wait() == 0
+        layout = learners[0].optimizer.layout
+        wire = list(proxy.messages(up=True)), list(proxy.messages(up=False))
+    assert len(layout) == 3
+
+    assert same_weights(*results, final_state(syncer), saved(syncer))
+    assert [record.version for record in read_checkpoint(syncer.checkpoint).fragments] == [22, 23, 24]
+    first = flat(toy(0), layout)  # learner 0's weights
+    first = first if dtype is WireDType.F32 else [to_bf16(values) for values in first]
+    assert same_weights(first, *(learner.started for learner in learners))
+
+    broadcasts = {}
+    for _, message in wire[1]:
+        if isinstance(message, BcastFragment):
+            data = bytes(message.data)
+            assert broadcasts.setdefault((message.fragment, message.version), data) == data
+    for learner, alpha in zip(learners, alphas, strict=True):
+        pushes = [m for hello, m in wire[0] if isinstance(m, PushFragment) and hello.learner_id == learner.learner_id]
+        assert len(pushes) >= steps // 2
+        _follow(learner, layout, dtype, alpha, broadcasts, pushes)
+    if alphas == (0.0, 0.0):
+        common = learners[0].merged.keys() & learners[1].merged.keys()
+        assert len(common) >= steps // 3
+        assert all(learners[0].merged[key] == learners[1].merged[key] for key in common)
+
+
+def _follow(learner, layout, dtype, alpha, broadcasts, pushes):
+    """The law's rules once more, step by step, against the learner's own weights and the pushes it sent."""
+    twin = toy(learner.learner_id)
+    inner = torch.optim.SGD(twin.parameters(), lr=LR)
+    numels = [fragment.numel for fragment in layout.fragments]
+    anchors = [decode(broadcasts[fragment, 0], numels[fragment], dtype.bulk) for fragment in range(len(layout))]
+    for fragment, anchor in enumerate(anchors):
+        _overwrite(twin, layout.fragments[fragment], anchor)
+    versions, adopted_at, tokens_at, tokens = [0] * 3, [0] * 3, [0] * 3, 0
+
+    for number, (now, theirs) in enumerate(learner.history[: max(push.local_step for push in pushes)], start=1):
+        tokens += _tokens(learner.learner_id, number)
+        twin.zero_grad()
+        loss_of(twin, learner.learner_id, number).backward()
+        inner.step()
+        for fragment, version in enumerate(now):
+            if version != versions[fragment]:
+                assert version > versions[fragment]
+                anchors[fragment] = decode(broadcasts[fragment, version], numels[fragment], dtype.bulk)
+                local = flat(twin, layout)[fragment]
+                blended = np.float32(alpha) * local + np.float32(1 - alpha) * anchors[fragment]
+                _overwrite(twin, layout.fragments[fragment], blended)
+                versions[fragment], adopted_at[fragment], tokens_at[fragment] = version, number, tokens
+        ours = flat(twin, layout)
+        if alpha == 0.0:
+            assert same_weights(ours, theirs), f"step {number}"
+        else:
+            for fragment in range(len(layout)):
+                np.testing.assert_allclose(theirs[fragment], ours[fragment], rtol=1e-5, atol=1e-6)
+                _overwrite(twin, layout.fragments[fragment], theirs[fragment])  # a rounding of the blend must not grow
+            ours = theirs
+        for push in (push for push in pushes if push.local_step == number):
+            fragment = push.fragment
+            assert push.base_version == versions[fragment]
+            assert push.c_steps == number - adopted_at[fragment] >= 1
+            assert push.c_tokens == tokens - tokens_at[fragment]
+            delta = ours[fragment] - anchors[fragment]
+            delta = delta if dtype is WireDType.F32 else to_bf16(delta)
+            assert delta.tobytes() == decode(push.data, numels[fragment], dtype).tobytes()
+
+
+def _overwrite(model, fragment, values):
+    named, at = dict(model.named_parameters()), 0
+    with torch.no_grad():
+        for tensor in fragment.tensors:
+            named[tensor.name].copy_(torch.from_numpy(values[at : at + tensor.numel].reshape(tensor.shape)))
+            at += tensor.numel
+
+
+def _tokens(learner_id, step):
+    return step * (learner_id + 3) % 7
