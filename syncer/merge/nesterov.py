@@ -58,7 +58,7 @@ def _stays_finite(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float,
     for p, m, d in pieces.pieces(params, momentum, gradient):
         p_next, m_next = p_copy[: d.numel()].copy_(p), m_copy[: d.numel()].copy_(m)
         _advance(p_next, m_next, d, lr, mu, room[: d.numel()])
-        if not bool(torch.isfinite(p_next).all() & torch.isfinite(m_next).all()):
+        if not bool(torch.isfinite(p_next).all()):  # momentum that overflowed has taken the parameter with it
             return False
     return True
 

@@ -178,6 +178,12 @@ def test_a_broadcast_outlives_the_commit_that_follows(dtype):
     assert bytes(after) == bytes(codec.encode(state.params(0), dtype.bulk)) != before
 
 
+def test_one_version_in_two_dtypes():
+    state = fresh()
+    assert state.broadcast_bytes(1, WireDType.F32).nbytes == 4 * 302
+    assert state.broadcast_bytes(1, WireDType.Q4).nbytes == 2 * 302
+
+
 def test_final_bytes_are_exact_f32_and_end_the_steps():
     state = fresh()
     state.commit(1, 0, gradient(0), 0.7, 0.9)
