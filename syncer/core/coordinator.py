@@ -5,7 +5,7 @@ time decides and is the only place where rounds are launched. The actor calls ``
 drained, so an answer that arrived in time is never made late by work that came before it.
 
     ASSEMBLING --all fragments initialised, all learners here--> RUNNING --t = total committed--> CUTTING
-    RUNNING --learner budget: a report from every learner--> CUTTING --pool drained, cut-off written--> DONE
+    ASSEMBLING, RUNNING --learner budget: a report from every learner--> CUTTING --pool drained, cut-off written--> DONE
     CUTTING --pool drained, membership frozen--> FINALIZING --every expected ACK--> DONE
     any --a failure or an interrupt--> FAILED
 
@@ -94,6 +94,7 @@ class Coordinator:
             case Phase.ASSEMBLING:
                 self._assemble(now)
                 self._check_losses(now)
+                self._check_reports(now)
             case Phase.RUNNING:
                 self._settle(now)
                 self._check_losses(now)
@@ -109,10 +110,9 @@ class Coordinator:
         times: list[float | None] = []
         match self.phase:
             case Phase.ASSEMBLING:
-                times.extend((self._assembly.start_at if self._assembly else None, self._loss_at()))
+                times.extend((self._assembly.start_at if self._assembly else None, self._loss_at(), self._report_at))
             case Phase.RUNNING:
-                times.append(self._loss_at())
-                times.append(self._cutoff.deadline if self._cutoff else None)
+                times.extend((self._loss_at(), self._report_at))
                 may_launch = bool(self._roster.current) and not self._issuance_closed
                 times.append(self._rounds.next_deadline(may_launch=may_launch))
             case Phase.FINALIZING:
@@ -284,8 +284,9 @@ class Coordinator:
             self._expel(event.member, "INIT_PARAMS: only learner 0 may initialise", now)
         elif self._roster.is_live(event.member) and self._start_state.initialize(event.fragment):
             self._do(fx.Initialize(event.fragment, event.values))
-            if self._policy.checkpoint.periodic:
+            if self._policy.checkpoint.periodic and self._cutoff is None:  # a cut-off process cannot be resumed
                 self._save()  # before it is broadcast: learner 0 never sends again what it has seen broadcast
+            self._cut_off()
             self._assemble(now)
 
     def _assemble(self, now: float) -> bool:
@@ -315,9 +316,6 @@ class Coordinator:
         if self._cutoff is None:
             self._expel(member, "BUDGET_DONE, but this syncer runs no learner budget", now)
             return
-        if self.phase is Phase.ASSEMBLING:
-            self._fail(f"the experiment is void: {member} reported its budget before training started")
-            return
         was_closed = self._cutoff.closed
         void = self._cutoff.report(member.learner_id, event.steps, now)
         if void is not None:
@@ -329,14 +327,24 @@ class Coordinator:
                 fx.Note("cutoff", {"step": self.committed, "first": member.learner_id, "cancelled": list(cancelled)}),
                 fx.Say(f"cut-off at step {self.committed}: {member} has used up its budget"),
             )
-        if self._cutoff.complete:
+        self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Close the process once everybody has reported and there is a whole state to publish."""
+        before_the_cut = self.phase in (Phase.ASSEMBLING, Phase.RUNNING)
+        if before_the_cut and self._cutoff is not None and self._cutoff.complete and self._start_state.whole:
             self._begin_cut()
 
+    @property
+    def _report_at(self) -> float | None:
+        """When the experiment is void because reports are missing."""
+        return None if self._cutoff is None else self._cutoff.deadline
+
     def _check_reports(self, now: float) -> None:
-        if self.phase is not Phase.RUNNING or self._cutoff is None or self._cutoff.deadline is None:
-            return
-        if now >= self._cutoff.deadline:
-            self._fail(f"the experiment is void: {self._cutoff.overdue()}")
+        if self._cutoff is not None and self.phase in (Phase.ASSEMBLING, Phase.RUNNING):
+            late = self._cutoff.overdue(now)
+            if late is not None:
+                self._fail(f"the experiment is void: {late}")
 
     # ------------------------------------------------------------------ the end
 

@@ -50,7 +50,11 @@ class Cutoff:
         self._reported.add(learner_id)
         return None
 
-    def overdue(self) -> str:
-        """Why the experiment is void once the deadline has passed."""
+    def overdue(self, now: float) -> str | None:
+        """Why the experiment is void once the deadline has passed; None before."""
+        if self.deadline is None or now < self.deadline:
+            return None
+        if self.complete:
+            return f"learner 0 has not sent all starting values within {self._timeout_s:g} s of the first budget report"
         missing = ", ".join(map(str, self.missing))
         return f"no budget report within {self._timeout_s:g} s of the first one from learners {missing}"

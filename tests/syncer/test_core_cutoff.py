@@ -110,12 +110,109 @@ def test_what_voids_the_experiment_ends_it_without_a_checkpoint(play, words):
     assert isinstance(d.orders[-1], fx.Finish), "nothing is told or done behind the end"
 
 
-def test_a_report_before_training_started_voids():
-    whole = replace(syncer_policy(2, path="c"), budget_learner_steps=BUDGET)
-    d = Desk(whole)
+def assembling(learners=2, **policy):
+    return Desk(replace(syncer_policy(learners, path="c", **policy), budget_learner_steps=BUDGET))
+
+
+def test_reports_before_training_starts_count_and_nothing_is_launched_any_more():
+    d = assembling()
     d.join(0)
     report(d, 0)
-    assert d.finish.code == 1
+    assert d.coordinator.waiting_for().startswith("assembling")
+    d.join(1)
+    d.init()
+    assert d.coordinator.phase is Phase.RUNNING
+    assert not d.all(fx.SendPull)
+    report(d, 1)
+    assert d.finish == fx.Finish(0)
+    assert [e.step for e in d.all(fx.SaveCheckpoint)] == [0]
+
+
+def test_the_cut_off_waits_for_the_starting_values():
+    d = assembling(learners=1, every=0)
+    d.join(0)
+    report(d, 0)
+    assert d.coordinator.phase is Phase.ASSEMBLING
+    d.tell(ev.InitArrived(Member(0, 1), 0, "start"))
+    assert not written(d)
+    d.tell(ev.InitArrived(Member(0, 1), 1, "start"))
+    assert d.finish == fx.Finish(0)
+    assert written(d) == ["SaveCheckpoint"]
+
+
+@pytest.mark.parametrize(
+    ("learners", "words"),
+    [(1, "learner 0 has not sent all starting values within 10 s"), (2, "no budget report within 10 s")],
+)
+def test_a_cut_off_that_cannot_be_written_voids(learners, words):
+    d = assembling(learners, every=0)
+    d.join(0)
+    report(d, 0)
+    d.wait(9.9)
+    assert d.finish is None
+    d.wait(0.1)
+    assert words in d.finish.text
+    assert not written(d)
+
+
+def test_a_cut_off_process_publishes_no_starting_state():
+    d = desk(every=1)
+    assert not d.all(fx.SaveCheckpoint)
+    d.push(0, 1)
+    d.push(1, 1)
+    assert [e.step for e in d.all(fx.SaveCheckpoint)] == [1]
+
+
+def test_a_third_report_while_the_pool_drains_voids():
+    d = desk(every=0)
+    report(d, 0)
+    (drain,) = (e for e in d.coordinator.handle(ev.BudgetReported(d.members[1], BUDGET), d.now) if type(e) is fx.Drain)
+    assert d.coordinator.phase is Phase.CUTTING, f"nothing is written before {drain} is done"
+    report(d, 1)
+    assert "twice" in d.finish.text
+    assert not d.tell(ev.Drained())
+    assert not written(d)
+
+
+def test_a_learner_may_leave_and_report_on_its_next_generation():
+    d = desk(every=0)
+    report(d, 0)
+    d.leave(1)
+    d.wait(5.0)
+    d.join(1, 2)
+    assert not d.latest(fx.SendPull), "issuance stays closed"
+    report(d, 1)
+    assert d.finish == fx.Finish(0)
+
+
+def test_a_report_of_a_superseded_group_counts():
+    d = desk(every=0)
+    d.join(0, 2)
+    report(d, Member(0, 1))
+    report(d, Member(0, 2))
+    assert "twice" in d.finish.text
+
+
+def test_the_first_process_neither_finalises_nor_acknowledges():
+    d = desk(every=0)
+    report(d, 0)
+    d.ack(1, 0)
+    assert [e.member for e in d.latest(fx.Expel)] == [Member(1, 1)]
+    assert d.finish is None
+
+
+def test_outside_budget_mode_a_report_is_a_violation_of_that_learner_alone():
+    d = Desk(syncer_policy(2)).assemble()
+    report(d, 0)
+    assert [e.member for e in d.latest(fx.Expel)] == [Member(0, 1)]
+    assert d.finish is None
+
+
+def test_the_timeout_names_everybody_who_has_not_reported():
+    d = desk(learners=4, every=0)
+    report(d, 2)
+    d.wait(10.0)
+    assert d.finish.text.endswith("from learners 0, 1, 3")
 
 
 def test_two_reasons_to_end_at_the_same_moment_end_the_run_once():
