@@ -29,12 +29,14 @@ def train_alone(task: Task, learner: int, steps: int) -> Curve:
     return _train(task, [task.batches(learner)], steps)
 
 
-def train_synchronously(task: Task, learners: int, steps: int) -> Curve:
+def train_synchronously(task: Task, learners: int, steps: int, evaluations: int = EVALUATIONS) -> Curve:
     """All learners' batches in one gradient, every step: what per-step gradient exchange computes."""
-    return _train(task, [task.batches(learner) for learner in range(learners)], steps)
+    return _train(task, [task.batches(learner) for learner in range(learners)], steps, evaluations)
 
 
-def _train(task: Task, streams: Sequence[Iterator[tuple[Tensor, Tensor]]], steps: int) -> Curve:
+def _train(
+    task: Task, streams: Sequence[Iterator[tuple[Tensor, Tensor]]], steps: int, evaluations: int = EVALUATIONS
+) -> Curve:
     model = task.model()
     optimizer = inner_optimizer(task, model)
     curve = Curve()
@@ -47,7 +49,7 @@ def _train(task: Task, streams: Sequence[Iterator[tuple[Tensor, Tensor]]], steps
         optimizer.step()
         if step % LOSS_EVERY == 0:
             curve.loss.append((step, loss.item()))
-        if step % max(1, steps // EVALUATIONS) == 0:
+        if evaluations and step % max(1, steps // evaluations) == 0:
             curve.held_out_accuracy.append((step, evaluate(model, task)[0]))
     curve.accuracy, curve.final_loss = evaluate(model, task)
     curve.held_out_accuracy.append((steps, curve.accuracy))

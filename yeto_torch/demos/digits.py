@@ -24,8 +24,9 @@ class Digits:
 
     Args:
         seed: of the initial weights, the augmentation and the order of samples.
-        split: ``even`` deals the training images out in turn; ``classes`` gives digits 0 to 4 to learner 0 and 5 to 9
-            to learner 1.
+        split: ``even`` deals the training images out in turn; ``classes`` deals out the digits in order: of two
+            learners, one has 0 to 4 and the other 5 to 9.
+        learners: how many parts there are; at most 10 for ``classes``.
     """
 
     title = "handwritten digits"
@@ -34,9 +35,8 @@ class Digits:
     fragments = 4
     lr = 2e-3
 
-    def __init__(self, seed: int, split: Split = "even") -> None:
-        self._seed = seed
-        self._split = split
+    def __init__(self, seed: int, split: Split = "even", learners: int = LEARNERS) -> None:
+        self._seed, self._split, self._learners = seed, split, learners
         digits = load_digits()
         images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)  # (1797, 1, 8, 8), 0 to 1
         labels = torch.tensor(digits.target)
@@ -45,7 +45,7 @@ class Digits:
         self._train = images[order[HELD_OUT:]], labels[order[HELD_OUT:]]
 
     def model(self) -> nn.Module:
-        """Three convolutions with group norm, 15,000 parameters, and no buffers: parameters are all there is to share."""
+        """Three convolutions with group norm, 15,000 parameters; no buffers: parameters are all there is to share."""
         torch.manual_seed(self._seed)
         return nn.Sequential(
             *_block(1, WIDTH),
@@ -83,8 +83,8 @@ class Digits:
         if learner is None:
             return torch.ones_like(labels, dtype=torch.bool)
         if self._split == "classes":
-            return labels // 5 == learner
-        return torch.arange(len(labels)) % LEARNERS == learner
+            return labels * self._learners // 10 == learner
+        return torch.arange(len(labels)) % self._learners == learner
 
 
 def _block(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

@@ -2,6 +2,8 @@
 
 The launcher starts it once per learner with the YETO_* environment. It appends what it sees to ``learner-<id>.jsonl``
 in the run folder, which is all that the progress display and the curves know of it.
+
+It trains until the fleet is done; with a learner budget (YETO_BUDGET_STEPS) exactly so many steps, which it reports.
 """
 
 from __future__ import annotations
@@ -23,18 +25,26 @@ def main() -> None:
     options = _options()
     learner = int(os.environ["YETO_LEARNER_ID"])
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    task = make_task(options.task, split=options.split, seed=options.seed)
+    budget = int(os.environ.get("YETO_BUDGET_STEPS", "0"))
+    learners = int(os.environ.get("YETO_LEARNERS", "2"))
+    task = make_task(options.task, split=options.split, seed=options.seed, learners=learners)
     model = task.model()
     batches = task.batches(learner)
     log = MetricsLog(Path(os.environ["YETO_RUN_DIR"]) / f"learner-{learner}.jsonl")
 
     optimizer = YetoOuterOptimizer(  # the one line
-        inner_optimizer(task, model), model.named_parameters(), fragments=task.fragments
+        inner_optimizer(task, model),
+        model.named_parameters(),
+        fragments=options.fragments or task.fragments,
+        matrix_merge=options.matrix_merge,
+        average=options.average,
+        wire_dtype=options.wire_dtype,
+        streams=options.streams,
     )
 
     step = 0
-    while not optimizer.finished:
-        set_lr(optimizer, task, optimizer.stats.global_step / options.total_steps)
+    while step < budget if budget else not optimizer.finished:
+        set_lr(optimizer, task, step / budget if budget else optimizer.stats.global_step / options.total_steps)
         inputs, targets = next(batches)
         loss = loss_of(model, inputs, targets)
         optimizer.zero_grad()
@@ -42,8 +52,10 @@ def main() -> None:
         optimizer.step(tokens=len(inputs))
         step += 1
         log.write_every(0.1, step=step, loss=loss)
-        if learner == 0 and step % options.evaluate_every == 0:
+        if learner == 0 and options.evaluate_every and step % options.evaluate_every == 0:
             log.write(step=step, held_out_accuracy=evaluate(model, task)[0])
+    if budget:
+        optimizer.report_budget(step)
     optimizer.finish()
 
     stats = optimizer.stats
@@ -73,8 +85,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--task", choices=["digits", "text"], required=True)
     parser.add_argument("--split", choices=["even", "classes"], required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--total-steps", type=int, required=True, help="outer steps of the run")
-    parser.add_argument("--evaluate-every", type=int, required=True, help="inner steps of learner 0")
+    parser.add_argument("--total-steps", type=int, default=1, help="outer steps of the run, unless there is a budget")
+    parser.add_argument("--evaluate-every", type=int, default=0, help="inner steps of learner 0; 0 = never")
+    parser.add_argument("--fragments", type=int, help="default: the task's")
+    parser.add_argument("--matrix-merge", default="rda")
+    parser.add_argument("--average")
+    parser.add_argument("--wire-dtype", default="bf16")
+    parser.add_argument("--streams", type=int, default=4)
     return parser.parse_args()
 
 

@@ -38,15 +38,18 @@ class Task(Protocol):
         """Inputs and targets that no training sees."""
 
 
-def make_task(name: str, *, split: Split, seed: int) -> Task:
-    """The task called ``digits`` or ``text``. Raises ImportError when the packages of the demo extra are missing."""
+def make_task(name: str, *, split: Split, seed: int, learners: int = LEARNERS) -> Task:
+    """The task called ``digits`` or ``text``, its data in as many parts as there are learners.
+
+    Raises ImportError when the packages of the demo extra are missing.
+    """
     if name == "text":
         from yeto_torch.demos.text import Text
 
-        return Text(seed)
+        return Text(seed, learners)
     from yeto_torch.demos.digits import Digits
 
-    return Digits(seed, split)
+    return Digits(seed, split, learners)
 
 
 def inner_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:

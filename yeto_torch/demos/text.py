@@ -20,7 +20,7 @@ HELD_OUT_WINDOWS = 256
 
 
 class Text:
-    """The text task: predict the next character. Learner i reads every other module, in order of their names."""
+    """The text task: predict the next character. The modules are dealt out to the learners in order of their names."""
 
     title = "characters of the Python standard library"
     batch = 16
@@ -28,13 +28,13 @@ class Text:
     fragments = 6
     lr = 2e-3
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, learners: int = LEARNERS) -> None:
         self._seed = seed
         modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
         if not modules:
             raise RuntimeError("this Python keeps no source text of its standard library")
         training = [module for number, module in enumerate(modules) if number % HELD_OUT_EVERY]
-        self._parts = [_characters(training[learner::LEARNERS]) for learner in range(LEARNERS)]
+        self._parts = [_characters(training[learner::learners]) for learner in range(learners)]
         held_out = _characters(modules[::HELD_OUT_EVERY])
         starts = torch.linspace(0, len(held_out) - CONTEXT - 1, HELD_OUT_WINDOWS).long()
         self._held_out = _windows(held_out, starts)
