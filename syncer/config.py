@@ -2,7 +2,8 @@
 
 Decides: which values are legal, alone and together, and what null stands for. The dataclasses below are the schema
 Hydra merges YAML and overrides into (mutable, because it must); ``validate`` turns one at once into the frozen
-``SyncerPolicy`` all other rooms read. A key is declared once, with its rule, by ``_key``.
+``SyncerPolicy`` all other rooms read. A key is declared once, with its rule, by ``key``; ``Keys`` is the catalogue of
+one command's, and a command beside the server may add keys of its own to the schema.
 
 Must not know: how the values came together (``compose.py``), torch, sockets. Every error is a ValueError of
 one line: the key, the value, the legal range.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 from omegaconf import MISSING
 
@@ -39,12 +41,13 @@ _LONGEST_S = 10**9  # 31 years; the waits of the standard library overflow at ni
 _LONGEST_MS = 10**9
 _NEUTRAL = {"checkpoint.resume": "false", "checkpoint.mark_final": False, "budget.learner_steps": None}
 _NOT_YET = TLS
+S = TypeVar("S")
 
 
 # --------------------------------------------------------------------------------------------------------- schema
 
 
-def _key(default: Any, rule: Rule, meaning: str) -> Any:
+def key(default: Any, rule: Rule, meaning: str) -> Any:
     """Declare a key. A default of None makes null legal."""
     legal = f"null or {rule.legal}" if default is None else rule.legal
     metadata = {"rule": Rule(legal, rule.parse, meaning)}
@@ -54,50 +57,50 @@ def _key(default: Any, rule: Rule, meaning: str) -> Any:
 
 
 def _seconds(default: float, meaning: str) -> Any:
-    return _key(default, rules.real(0, _LONGEST_S, above=True), meaning)
+    return key(default, rules.real(0, _LONGEST_S, above=True), meaning)
 
 
 @dataclass
 class ListenConfig:
-    host: str = _key("127.0.0.1", rules.host(), "address to listen on")
-    port: int = _key(29400, rules.whole(0, 65535), "port to listen on; 0 = any free one")
-    address_file: str | None = _key(None, rules.path("to write"), "gets host:port once listening")
+    host: str = key("127.0.0.1", rules.host(), "address to listen on")
+    port: int = key(29400, rules.whole(0, 65535), "port to listen on; 0 = any free one")
+    address_file: str | None = key(None, rules.path("to write"), "gets host:port once listening")
 
 
 @dataclass
 class ScheduleConfig:
-    quorum: int | None = _key(None, rules.whole(1, U32_MAX), "answers a round needs; null = the majority")
-    quorum_timeout_s: int = _key(900, rules.whole(1, _LONGEST_S), "until an attempt below its quorum is retried")
-    start_grace_s: float = _key(60.0, rules.real(0, _LONGEST_S), "until a resumed run starts with the quorum alone")
-    on_loss: str = _key("continue", rules.word("continue", "stop"), "what a learner lost for good does to the run")
-    loss_after_s: float = _key(300.0, rules.real(0, _LONGEST_S), "absence after which a learner counts as lost")
-    pipeline: int = _key(2, rules.whole(1, U32_MAX), "rounds in flight, of distinct fragments")
-    sync_interval_steps: float = _key(
+    quorum: int | None = key(None, rules.whole(1, U32_MAX), "answers a round needs; null = the majority")
+    quorum_timeout_s: int = key(900, rules.whole(1, _LONGEST_S), "until an attempt below its quorum is retried")
+    start_grace_s: float = key(60.0, rules.real(0, _LONGEST_S), "until a resumed run starts with the quorum alone")
+    on_loss: str = key("continue", rules.word("continue", "stop"), "what a learner lost for good does to the run")
+    loss_after_s: float = key(300.0, rules.real(0, _LONGEST_S), "absence after which a learner counts as lost")
+    pipeline: int = key(2, rules.whole(1, U32_MAX), "rounds in flight, of distinct fragments")
+    sync_interval_steps: float = key(
         24.0, rules.real(0, 1e9), "inner steps between syncs of a fragment; 0 = no throttle"
     )
-    min_round_interval_ms: int = _key(0, rules.whole(0, _LONGEST_MS), "least time between two launches")
-    grace_ms: int = _key(1000, rules.whole(0, _LONGEST_MS), "longest wait for stragglers after the quorum")
-    grace_gamma: float = _key(0.8, rules.real(0, 1e9), "adaptive grace: share of the slack that is waited")
-    grace_tau: float = _key(2.0, rules.real(0, 1e9), "adaptive grace: slack in step times")
+    min_round_interval_ms: int = key(0, rules.whole(0, _LONGEST_MS), "least time between two launches")
+    grace_ms: int = key(1000, rules.whole(0, _LONGEST_MS), "longest wait for stragglers after the quorum")
+    grace_gamma: float = key(0.8, rules.real(0, 1e9), "adaptive grace: share of the slack that is waited")
+    grace_tau: float = key(2.0, rules.real(0, 1e9), "adaptive grace: slack in step times")
 
 
 @dataclass
 class MergeConfig:
-    delta_correction: str = _key(MISSING, rules.word("heloco", "none"), "directional correction before merging")
-    iso_backend: str = _key("torch-svd", rules.word("torch-svd", "scalar"), "who computes the SVD of iso fragments")
-    device: str = _key("auto", rules.device(), "where merging runs; auto = CUDA when present")
+    delta_correction: str = key(MISSING, rules.word("heloco", "none"), "directional correction before merging")
+    iso_backend: str = key("torch-svd", rules.word("torch-svd", "scalar"), "who computes the SVD of iso fragments")
+    device: str = key("auto", rules.device(), "where merging runs; auto = CUDA when present")
 
 
 @dataclass
 class OuterConfig:
-    lr: Any = _key(MISSING, rules.learning_rate(), "Nesterov learning rate, constant or by step")  # noqa: RUF009 (a field)
-    momentum: float = _key(MISSING, rules.momentum(), "Nesterov momentum")
+    lr: Any = key(MISSING, rules.learning_rate(), "Nesterov learning rate, constant or by step")  # noqa: RUF009 (a field)
+    momentum: float = key(MISSING, rules.momentum(), "Nesterov momentum")
 
 
 @dataclass
 class SvdConfig:
-    devices: list[str] = _key(["auto"], rules.devices(), "one child process each")  # noqa: RUF009 (a field)
-    queue_capacity: int = _key(16, rules.whole(1, 65536), "matrices queued and running")
+    devices: list[str] = key(["auto"], rules.devices(), "one child process each")  # noqa: RUF009 (a field)
+    queue_capacity: int = key(16, rules.whole(1, 65536), "matrices queued and running")
     startup_timeout_s: float = _seconds(300.0, "until a child must be ready")
     request_timeout_s: float = _seconds(3540.0, "until a matrix must be done, from submission")
     drain_timeout_s: float = _seconds(3600.0, "until all admitted matrices must be done")
@@ -105,63 +108,61 @@ class SvdConfig:
 
 @dataclass
 class CheckpointConfig:
-    path: str | None = _key(None, rules.path("to write"), "the checkpoint file; null = no checkpoints")
-    every: int = _key(8, rules.whole(0, U64_MAX), "outer steps between checkpoints; 0 = only the final one")
-    resume: bool | str = _key(
+    path: str | None = key(None, rules.path("to write"), "the checkpoint file; null = no checkpoints")
+    every: int = key(8, rules.whole(0, U64_MAX), "outer steps between checkpoints; 0 = only the final one")
+    resume: bool | str = key(
         False, rules.word("false", "true", "auto"), "continue from the file; auto = if there is one"
     )
-    mark_final: bool = _key(False, rules.flag(), "write PATH.final once all learners hold the final cut")
+    mark_final: bool = key(False, rules.flag(), "write PATH.final once all learners hold the final cut")
 
 
 @dataclass
 class FinalConfig:
-    ack_timeout_s: int | None = _key(
-        None, rules.whole(1, _LONGEST_S), "wait for the final cut; null = quorum_timeout_s"
-    )
-    state_path: str | None = _key(None, rules.path("to write"), "the final parameters, safetensors")
-    layout_path: str | None = _key(
+    ack_timeout_s: int | None = key(None, rules.whole(1, _LONGEST_S), "wait for the final cut; null = quorum_timeout_s")
+    state_path: str | None = key(None, rules.path("to write"), "the final parameters, safetensors")
+    layout_path: str | None = key(
         None, rules.path("to read"), "a learner's saved layout: parameter names for state_path"
     )
 
 
 @dataclass
 class TapeConfig:
-    path: str | None = _key(None, rules.path("to append to"), "the event tape, JSON lines")
+    path: str | None = key(None, rules.path("to append to"), "the event tape, JSON lines")
 
 
 @dataclass
 class SessionConfig:
-    require_profile_binding: bool = _key(
+    require_profile_binding: bool = key(
         False, rules.flag(), "refuse learners that do not name this configuration's hash"
     )
-    expected_contract: str | None = _key(None, rules.contract(), "the one session contract to accept")
+    expected_contract: str | None = key(None, rules.contract(), "the one session contract to accept")
     handshake_timeout_s: float = _seconds(10.0, "until a new socket must have sent its first frame")
     write_timeout_s: float = _seconds(60.0, "until a socket that accepts no byte is closed")
     idle_timeout_s: float = _seconds(60.0, "until a learner whose heartbeats stopped is closed")
-    max_pending_handshakes: int = _key(64, rules.whole(1, 65536), "sockets that may wait with their first frame")
+    max_pending_handshakes: int = key(64, rules.whole(1, 65536), "sockets that may wait with their first frame")
 
 
 @dataclass
 class SecurityConfig:
-    hmac_key_file: str | None = _key(
+    hmac_key_file: str | None = key(
         None, rules.path("to read"), "HELLO authentication; one trailing newline is dropped"
     )
-    tls_cert: str | None = _key(None, rules.path("to read"), "certificate chain, PEM")
-    tls_key: str | None = _key(None, rules.path("to read"), "private key, PEM")
-    tls_client_ca: str | None = _key(None, rules.path("to read"), "authority client certificates must come from")
+    tls_cert: str | None = key(None, rules.path("to read"), "certificate chain, PEM")
+    tls_key: str | None = key(None, rules.path("to read"), "private key, PEM")
+    tls_client_ca: str | None = key(None, rules.path("to read"), "authority client certificates must come from")
 
 
 @dataclass
 class BudgetConfig:
-    learner_steps: int | None = _key(None, rules.whole(1, U64_MAX), "benchmark: local steps of every learner")
+    learner_steps: int | None = key(None, rules.whole(1, U64_MAX), "benchmark: local steps of every learner")
 
 
 @dataclass
 class SyncerConfig:
     """The schema at the door. ``outer.lr``, ``outer.momentum`` and ``merge.delta_correction`` come from the preset."""
 
-    learners: int = _key(MISSING, rules.whole(1, U32_MAX), "size of the fleet; ids 0 to learners - 1")
-    total_steps: int = _key(MISSING, rules.whole(1, U64_MAX), "outer steps, one fragment each")
+    learners: int = key(MISSING, rules.whole(1, U32_MAX), "size of the fleet; ids 0 to learners - 1")
+    total_steps: int = key(MISSING, rules.whole(1, U64_MAX), "outer steps, one fragment each")
     listen: ListenConfig = field(default_factory=ListenConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     merge: MergeConfig = field(default_factory=MergeConfig)
@@ -173,7 +174,7 @@ class SyncerConfig:
     session: SessionConfig = field(default_factory=SessionConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
-    progress: bool | str = _key("auto", rules.word("auto", "off"), "live progress in a terminal; off = plain log lines")
+    progress: bool | str = key("auto", rules.word("auto", "off"), "live progress in a terminal; off = plain log lines")
 
 
 def _walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Rule]]:
@@ -186,17 +187,52 @@ def _walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Rule]]:
             yield name, value, entry.metadata["rule"]
 
 
-DEFAULTS = {name: value for name, value, _ in _walk(SyncerConfig())}
-RULES = {name: rule for name, _, rule in _walk(SyncerConfig())}
-SECTIONS = tuple(dict.fromkeys(name.partition(".")[0] for name in RULES if "." in name))
+@dataclass(frozen=True)
+class Keys(Generic[S]):
+    """Every key of one command: ``schema`` declares them, ``conf/<primary>.yaml`` is where composing begins."""
+
+    schema: type[S]
+    primary: str
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """Dotted key -> default, ``???`` where there is none."""
+        return {name: value for name, value, _ in _walk(self.schema())}
+
+    @cached_property
+    def rules(self) -> dict[str, Rule]:
+        """Dotted key -> rule, in the order of declaration."""
+        return {name: rule for name, _, rule in _walk(self.schema())}
+
+    @cached_property
+    def sections(self) -> tuple[str, ...]:
+        """The first parts of dotted keys."""
+        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.rules if "." in name))
+
+    def missing(self, name: str) -> ValueError:
+        rule = self.rules[name]
+        return ValueError(f"{name} is missing: it must be given, {rule.legal} ({rule.meaning})")
+
+    def parsed(self, config: S) -> dict[str, Any]:
+        """Dotted key -> value as its rule gives it. Raises ValueError for the first that is not legal by itself."""
+        return {name: self._parsed(name, value, rule) for name, value, rule in _walk(config)}
+
+    def _parsed(self, name: str, value: Any, rule: Rule) -> Any:
+        if value == MISSING:
+            raise self.missing(name)
+        if value is None and self.defaults[name] is None:
+            return None
+        try:
+            return rule.parse(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise wrong(name, value, rule.legal) from error
+
+
+SYNCER = Keys(SyncerConfig, "config")
+DEFAULTS, RULES, SECTIONS = SYNCER.defaults, SYNCER.rules, SYNCER.sections
 
 
 # ----------------------------------------------------------------------------------------------------- validation
-
-
-def missing(key: str) -> ValueError:
-    rule = RULES[key]
-    return ValueError(f"{key} is missing: it must be given, {rule.legal} ({rule.meaning})")
 
 
 def validate(config: SyncerConfig) -> SyncerPolicy:
@@ -204,7 +240,7 @@ def validate(config: SyncerConfig) -> SyncerPolicy:
 
     Raises ValueError, one line, naming the key, the value and the legal range.
     """
-    values = {name: _checked(name, value, rule) for name, value, rule in _walk(config)}
+    values = SYNCER.parsed(config)
     _check_relations(values)
     check_files(values)
     return _policy(values, read_hmac_key(values[HMAC_KEY]))
@@ -219,17 +255,6 @@ def warnings(policy: SyncerPolicy) -> list[str]:
             "and bound learners will be refused; a run that may be restarted starts with checkpoint.resume=auto"
         )
     return found
-
-
-def _checked(name: str, value: Any, rule: Rule) -> Any:
-    if value == MISSING:
-        raise missing(name)
-    if value is None and DEFAULTS[name] is None:
-        return None
-    try:
-        return rule.parse(value)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise wrong(name, value, rule.legal) from error
 
 
 def _check_relations(values: dict[str, Any]) -> None:
