@@ -46,7 +46,7 @@ class Exchange:
         flat = torch.empty(self._numels[fragment], dtype=torch.float32)
         for parameter, part in self._parts(fragment, flat):
             part.copy_(parameter.detach())
-        self._check(fragment, flat, "starting values")
+        self._check(fragment, flat, "a starting value")
         return flat
 
     def delta(self, fragment: int, anchor: Buffer) -> Tensor:
@@ -64,7 +64,7 @@ class Exchange:
                 torch.sub(local, global_part, out=part)  # one pass over memory
             else:
                 part.copy_(local).sub_(global_part)  # bf16 is widened on the way: exact
-        self._check(fragment, flat, "progress since the last broadcast")
+        self._check(fragment, flat, "a value, or its distance from the last broadcast,")
         return flat
 
     def adopt(self, fragment: int, data: Buffer, write: Write) -> None:
@@ -119,5 +119,5 @@ class Exchange:
         parts = torch.split(flat, [tensor.numel for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             if not is_sound(part):
-                bad = "a value that is not finite" if not bool(part.isfinite().all()) else "a value beyond 2^100"
-                raise NonFiniteError(f"parameter {tensor.name!r}: its {what} hold {bad}; nothing was sent")
+                bad = "above 2^100" if bool(part.isfinite().all()) else "not finite"
+                raise NonFiniteError(f"parameter {tensor.name!r}: {what} is {bad}; nothing of it was sent")

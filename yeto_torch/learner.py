@@ -30,7 +30,7 @@ from yeto_torch.protocol.errors import ConnectionLostError, NonFiniteError, RunE
 from yeto_torch.protocol.layout import Layout
 from yeto_torch.protocol.limits import GroupLimits
 from yeto_torch.protocol.messages import Hello
-from yeto_torch.session import Session
+from yeto_torch.session import Phase, Session
 
 log = logging.getLogger("yeto_torch")
 _SAY_EVERY_S = 5.0
@@ -142,9 +142,7 @@ class Learner:
         """
         limit_s = self.config.final_timeout_s if timeout_s is None else timeout_s
         with self.link.lock:
-            if self._session.over and self._session.failure is None:
-                if not self.installed:
-                    raise RunError("the learner was closed before the final cut came")
+            if self.installed and self._session.phase is Phase.CLOSED:
                 return
             self._session.enter_finish()
         self._serve_until(
@@ -207,10 +205,13 @@ class Learner:
         while True:
             self._boundary()
             with self.link.lock:
-                ready, waiting = done(), self.link.waiting_for()
+                ready, closed = done(), self._session.phase is Phase.CLOSED
+                waiting = self.link.waiting_for()
             now = clock()
             if ready:
                 return
+            if closed:  # by another thread
+                raise RunError("the learner was closed before the final cut came")
             if now >= deadline:
                 raise too_late(waiting)
             if now >= say_at:

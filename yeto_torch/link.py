@@ -152,7 +152,9 @@ class Link:
         """Block the calling thread until ``ready()`` (called under the lock) or the session needs it; is it ready?"""
         session = self.session
         with self.lock:
-            self._attention.wait_for(lambda: ready() or (session.attention and session.news), max(0.0, timeout_s))
+            self._attention.wait_for(
+                lambda: ready() or session.over or (session.attention and session.news), max(0.0, timeout_s)
+            )
             return ready()
 
     def waiting_for(self) -> str:

@@ -181,15 +181,15 @@ def test_a_held_frozen_parameter_needs_no_name():
 
 def test_bad_names_and_kinds_are_refused():
     a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    with pytest.raises(ValueError, match="'w'.*unique"):
+    with pytest.raises(ValueError, match=r"'w'.*unique"):
         collect([sgd([a, b])], [("w", a), ("module.w", b)])
+    c = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     with pytest.raises(ValueError, match="complex64"):
-        c = nn.Parameter(torch.ones(2, dtype=torch.complex64))
         collect([sgd([c])], [("c", c)])
     with pytest.raises(ValueError, match="expected \\(name, parameter\\) pairs"):
         collect([sgd([a])], [a])
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
     with pytest.raises(ValueError, match="no trainable parameter"):
-        frozen = nn.Parameter(torch.ones(2), requires_grad=False)
         collect([sgd([frozen])], [("f", frozen)])
 
 

@@ -447,9 +447,8 @@ class Twin:
             first = self.heard[0]
             newest = max(self.heard, key=lambda item: item[0])
             held = self.anchor
-            if held is None:
-                out.append(("adopt", newest, Write.OVERWRITE))
-            elif self.fresh and (first[0] < held[0] or (first[0] == held[0] and first != held)):
+            set_back = held and self.fresh and (first[0] < held[0] or (first[0] == held[0] and first != held))
+            if held is None or set_back:
                 out.append(("adopt", newest, Write.OVERWRITE))
             elif newest[0] > held[0]:
                 out.append(("adopt", newest, Write.BLEND))
@@ -484,7 +483,7 @@ def test_random_conversations_agree_with_the_twin(events):
     for event in events:
         match event:
             case ("bcast", version, data):
-                known = {v: d for v, d in twin.heard}
+                known = dict(twin.heard)
                 newest = max(known, default=None)
                 if newest == version and known[version] != data:
                     with pytest.raises(PeerError):
