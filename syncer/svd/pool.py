@@ -14,18 +14,12 @@ Source: protocol v4, bounds of the exact-SVD pool; rulings on the pool.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import select
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -34,15 +28,12 @@ from torch import Tensor
 from syncer.policy import SvdPolicy
 from syncer.svd import framing
 from syncer.svd import ledger as lg
-from syncer.svd.framing import Request, Scale, Status
+from syncer.svd.child import WORKER, Child
+from syncer.svd.framing import Scale
 from yeto_torch.protocol.errors import LocalError, StateError
 
 log = logging.getLogger("syncer")
 
-WORKER = (sys.executable, "-P", "-m", "syncer.svd.worker")
-_PIPE_BYTES = 1 << 20  # asked for, not needed: fewer switches between the two ends
-_PROBE, _PROBE_TOLERANCE = 2.0, 1e-5
-_EXIT_S = 1.0  # a child whose pipe has closed is given so long to end by itself, for the sake of its exit code
 _REAP_S = 10.0  # a killed child is gone in milliseconds, unless a driver holds it
 
 
@@ -80,16 +71,14 @@ class _Job:
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """One device's child and its thread. Fields are shared under the pool's lock, but for ``requests``."""
+    """One device's child and its thread; shared under the pool's lock."""
 
     index: int
     device: str
     wake: tuple[int, int] | None = field(default_factory=os.pipe)  # a byte: there is a job, or it is time to go
-    process: subprocess.Popen[bytes] | None = None
+    child: Child | None = None
     thread: threading.Thread | None = None
     job: _Job | None = None
-    doomed: bool = False  # its own thread kills and reaps it; nobody else may signal a number that could be reused
-    requests: int = 0
 
 
 class SvdPool:
@@ -203,7 +192,7 @@ class SvdPool:
     def pids(self) -> tuple[int, ...]:
         """Process ids of the living children."""
         with self._changed:
-            return tuple(w.process.pid for w in self._workers if w.process is not None)
+            return tuple(worker.child.pid for worker in self._workers if worker.child is not None)
 
     def waiting_for(self) -> str:
         """What the pool is busy with, for a log line; empty when idle."""
@@ -250,7 +239,8 @@ class SvdPool:
         self._results.clear()
         for worker in self._workers:
             worker.job = None
-            _kill(worker)
+            if worker.child is not None:
+                worker.child.kill()
             self._wake(worker)
 
     def _wake(self, worker: _Worker) -> None:
@@ -274,10 +264,9 @@ class SvdPool:
     def _watch(self, worker: _Worker, command: Sequence[str]) -> None:
         """One child's life, on its own thread."""
         try:
-            with self._child(worker, command) as (to_child, from_child):
-                self._converse(worker, to_child, from_child)
+            self._serve(worker, Child(command))
         except (StateError, OSError, RuntimeError) as error:  # RuntimeError: torch, a device out of memory
-            self._handle(lg.WorkerFailed(worker.index, str(error)))
+            self._handle(lg.WorkerFailed(worker.index, " ".join(str(error).split())))
         finally:
             with self._changed:
                 self._handle(lg.WorkerFailed(worker.index, "is not watched any more"))  # news only after a bug of ours
@@ -285,93 +274,34 @@ class SvdPool:
                     os.close(fd)
                 worker.wake = None
 
-    def _converse(self, worker: _Worker, to_child: int, from_child: int) -> None:
-        probe = self._exchange(worker, to_child, from_child, torch.tensor([[_PROBE]]), Scale.MEAN)
-        if abs(float(probe) - _PROBE) > _PROBE_TOLERANCE:
-            raise StateError(f"answered the readiness probe {_PROBE} with {float(probe)}")
-        self._handle(lg.WorkerReady(worker.index))
-        while (job := self._next_job(worker, from_child)) is not None:
-            result = self._exchange(worker, to_child, from_child, job.matrix, job.scale).to(job.matrix.device)
-            with self._changed:
-                if not self._ended():
-                    self._results[job.number] = result
-                    self._handle(lg.Answered(worker.index))
-            del job, result  # nothing is held while waiting for the next
-
-    def _next_job(self, worker: _Worker, from_child: int) -> _Job | None:
-        """Wait for an assignment; None when it is time to go. An idle child that ends or speaks has failed."""
-        assert worker.wake is not None
-        woken = worker.wake[0]
-        poll = select.poll()
-        poll.register(woken, select.POLLIN)
-        poll.register(from_child, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll()}
-        with self._changed:
-            if self._ended():
-                return None
-            if woken in ready:
-                os.read(woken, 1)
-                job, worker.job = worker.job, None
-                return job
-        if os.read(from_child, 1):
-            raise StateError("sent a frame that nobody asked for")
-        raise StateError(_ending(worker, self._changed))
-
-    def _exchange(self, worker: _Worker, to_child: int, from_child: int, matrix: Tensor, scale: Scale) -> Tensor:
-        """Send a matrix and receive its answer: [rows, cols] f32 on the CPU, finite. Raises StateError."""
-        host = matrix.detach().cpu().contiguous()
-        request = Request(worker.requests, scale, *host.shape)
-        worker.requests += 1
-        header = bytearray(framing.HEADER_BYTES)
-        try:
-            framing.send(to_child, framing.request_header(request), host.numpy().data.cast("B"))
-            framing.receive(from_child, header)
-            status, payload_bytes = framing.parse_reply(header, request)
-            if status is Status.FAILED:
-                text = bytearray(payload_bytes)
-                framing.receive(from_child, text)
-                raise StateError(f"failed: {text.decode(errors='replace')}")
-            result = torch.empty(request.rows, request.cols, dtype=torch.float32)
-            framing.receive(from_child, result.numpy().data.cast("B"))
-        except (EOFError, BrokenPipeError) as error:
-            raise StateError(_ending(worker, self._changed)) from error
-        if not bool(torch.isfinite(result).all()):
-            raise StateError(f"answered a {request.rows} x {request.cols} matrix with values that are not finite")
-        return result
-
-    @contextlib.contextmanager
-    def _child(self, worker: _Worker, command: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """Start the child; at the end kill and reap it. Yields the descriptors (to it, from it)."""
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                env=_environment(),
-                process_group=0,  # a Ctrl-C in the terminal is ours to answer
-            )
-        except OSError as error:
-            raise StateError(f"could not be started: {error}") from error
-        assert process.stdin is not None
-        assert process.stdout is not None
-        pipes = process.stdin, process.stdout
+    def _serve(self, worker: _Worker, child: Child) -> None:
         try:
             with self._changed:
-                worker.process = process
-                if self._ended():
-                    _kill(worker)
-            _widen(*(pipe.fileno() for pipe in pipes))
-            yield pipes[0].fileno(), pipes[1].fileno()
+                worker.child = child
+                if self._ended():  # while it was being started
+                    return
+            child.probe()
+            self._handle(lg.WorkerReady(worker.index))
+            while (job := self._next_job(worker, child)) is not None:
+                result = child.exchange(job.matrix, job.scale).to(job.matrix.device)
+                with self._changed:
+                    if not self._ended():
+                        self._results[job.number] = result
+                        self._handle(lg.Answered(worker.index))
+                del job, result  # nothing is held while waiting for the next
         finally:
+            child.reap()
             with self._changed:
-                _kill(worker)
-                worker.doomed = True
-            process.wait()
-            with self._changed:
-                worker.process = None
-            for pipe in pipes:
-                pipe.close()
+                worker.child = None
+
+    def _next_job(self, worker: _Worker, child: Child) -> _Job | None:
+        """Wait for an assignment; None when it is time to go."""
+        assert worker.wake is not None
+        child.idle_until(worker.wake[0])
+        with self._changed:
+            os.read(worker.wake[0], 1)
+            job, worker.job = worker.job, None
+            return job
 
 
 # ---------------------------------------------------------------------- devices and processes
@@ -398,41 +328,3 @@ def _threads_per_child(devices: Sequence[str]) -> int:
 
 def _thread(name: str, target: Callable[..., None], *args: object) -> threading.Thread:
     return threading.Thread(target=target, args=args, name=name, daemon=True)
-
-
-def _environment() -> dict[str, str]:
-    """The child finds this very package, wherever we were started."""
-    root = str(Path(__file__).resolve().parents[2])
-    inherited = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join((root, inherited) if inherited else (root,))}
-
-
-def _widen(*fds: int) -> None:
-    if sys.platform == "linux":
-        import fcntl
-
-        for fd in fds:
-            with contextlib.suppress(OSError):  # the user's share of pipe memory is used up
-                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-
-def _kill(worker: _Worker) -> None:
-    """SIGKILL to the child and whatever it started; under the pool's lock."""
-    if worker.process is not None and not worker.doomed:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker.process.pid, signal.SIGKILL)
-
-
-def _ending(worker: _Worker, lock: threading.Condition) -> str:
-    """How a child whose pipe has closed came to its end."""
-    process = worker.process
-    assert process is not None
-    with lock:
-        worker.doomed = True
-    try:
-        code = process.wait(_EXIT_S)
-    except subprocess.TimeoutExpired:
-        with lock:
-            worker.doomed = False
-        return "closed its pipe"
-    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

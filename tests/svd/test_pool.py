@@ -2,6 +2,7 @@
 
 import os
 import queue
+import signal
 import threading
 import time
 
@@ -218,6 +219,16 @@ def test_close_while_busy_kills_at_once_and_reports_nothing(gate):
         for call in (lambda: pool.submit(7, matrix()), pool.drain):
             with pytest.raises(StateError, match="was closed"):
                 call()
+        assert pool.events.empty()
+
+
+def test_a_stopped_child_is_closed_all_the_same():
+    with pool_of("echo") as pool:
+        [pid] = pool.until_serving()
+        os.kill(pid, signal.SIGSTOP)
+        pool.submit(1, matrix())
+        pool.close()
+        assert gone(pid)
         assert pool.events.empty()
 
 

@@ -107,16 +107,6 @@ def test_a_signal_in_the_middle_of_a_request_poisons(signum, timeout_s, words):
         assert gone(pid)
 
 
-def test_a_stopped_child_is_closed_all_the_same():
-    with pool_of() as pool:
-        [pid] = pool.until_serving()
-        os.kill(pid, signal.SIGSTOP)
-        pool.submit(1, torch.eye(3))
-        pool.close()
-        assert gone(pid)
-        assert pool.events.empty()
-
-
 def test_a_device_that_is_not_there_poisons_with_the_reason():
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
