@@ -178,6 +178,18 @@ def test_an_error_does_not_wait_for_stalled_data_streams(rig):
     assert time.monotonic() - begin < PATIENCE_S
 
 
+def test_an_error_does_not_need_the_data_streams(rig):
+    text = "x" * 60_000
+    group, _, peer = rig.group(1, buffer=SMALL_BUFFER, name="half-lost")
+    group.send(BcastFragment(2, 1, bytes(400_000)))
+    until(lambda: peer.readable(1) == [1])
+    group.close(error=text, linger_s=PATIENCE_S)
+    until(lambda: peer.readable(0) == [0])
+    reset(peer.socks[1])
+    until(lambda: not {"half-lost-write-1", "half-lost-read-1"} & {thread.name for thread in threading.enumerate()})
+    assert peer.frames(0) == [(M.ERROR, text.encode())]
+
+
 def test_a_peer_that_never_reads_its_error_is_bounded(rig):
     group, recorder, _ = rig.group(1, buffer=SMALL_BUFFER)
     group.send(BcastFragment(2, 1, bytes(400_000)))
@@ -239,8 +251,9 @@ def test_an_error_on_a_data_stream_is_only_a_lost_group(rig):
 
 def test_a_learner_never_says_error(rig):
     group, _, peer = rig.group(0, inbound=DOWN)
-    group.close(error="cannot be said")
-    assert peer.frames() == []
+    group.send(FinalAck(1))
+    group.close(error="cannot be said", linger_s=PATIENCE_S)
+    assert peer.frames() == [(M.FINAL_ACK, raw(FinalAck(1))[13:])]
 
 
 # ---------------------------------------------------------------------------------------------------- lost sockets
@@ -294,11 +307,12 @@ def test_closing_flushes_what_is_queued_when_told_to(rig):
 
 
 def test_what_comes_while_closing_is_dropped_and_does_not_block_the_peer(rig):
-    group, recorder, peer = rig.group(0)
+    group, recorder, peer = rig.group(1)
     group.send(Shutdown())
     group.close(linger_s=PATIENCE_S)
     recorder.wait_closed()
-    peer.say(raw(push(2)) * 30)
+    for stream in (0, 1):
+        peer.say(raw(push(2)) * 30, stream)  # more than the kernel would hold for a group that does not read
     assert peer.frames() == [(M.SHUTDOWN, b"")]
     peer.close()
     assert group.join(PATIENCE_S)

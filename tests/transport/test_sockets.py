@@ -158,6 +158,17 @@ def test_bytes_do_not_extend_the_deadline(pair):
     thread.join()
 
 
+def test_silence_after_some_bytes_has_the_same_deadline(pair):
+    near, far = pair
+    late = threading.Timer(0.8, far.sendall, [frame(1, length=10_000)])
+    late.start()
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        read_first_frame(near, 1.0)
+    assert time.monotonic() - begin < 1.6
+    late.join()
+
+
 @pytest.mark.parametrize("sent", [0, 1, 13, 28])
 def test_a_socket_that_closes_early_is_a_lost_connection(pair, sent):
     near, far = pair
