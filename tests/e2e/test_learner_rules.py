@@ -9,36 +9,20 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from torch import nn
 
 from syncer.checkpoint.files import read_checkpoint
-from tests.support.learners import Learner, flat, loss_of, same_weights, toy, training, wait_all
+from tests.support.files import final_state, saved
+from tests.support.learners import Learner, same_weights, training, wait_all
 from tests.support.proxy import Proxy
 from tests.support.replay import decode, to_bf16
+from tests.support.toy import flat, loss_of, toy
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.messages import BcastFragment, PushFragment
 
 WAIT_S = 60.0
 LR = 0.05
-
-
-def final_state(syncer):
-    """The fragments of model.safetensors, flat."""
-    tensors = load_file(syncer.folder / "model.safetensors")
-    found = []
-    while f"fragment.{len(found)}.tensor.0" in tensors:
-        prefix, parts = f"fragment.{len(found)}.tensor.", []
-        while f"{prefix}{len(parts)}" in tensors:
-            parts.append(tensors[f"{prefix}{len(parts)}"].ravel())
-        found.append(np.concatenate(parts))
-    return found
-
-
-def saved(syncer):
-    """The fragments of the checkpoint, flat."""
-    return [np.frombuffer(record.params, "<f4") for record in read_checkpoint(syncer.checkpoint).fragments]
 
 
 def test_with_zero_gradients_while_a_push_is_away_one_learner_is_the_plain_optimizer(processes):
@@ -81,7 +65,7 @@ def test_with_zero_gradients_while_a_push_is_away_one_learner_is_the_plain_optim
     assert all(line["responders"][0]["staleness"] == 0 for line in lines)
 
 
-@pytest.mark.parametrize(("dtype", "alphas"), [(WireDType.F32, (0.0, 0.0)), (WireDType.BF16, (0.0, 0.5))])
+@pytest.mark.parametrize(("dtype", "alphas"), [(WireDType.F32, (0.0, 0.0)), (WireDType.BF16, (0.0, 0.5))], ids=str)
 def test_free_running_learners_follow_the_rules_and_end_as_one(processes, dtype, alphas):
     steps = 24
     syncer = processes.syncer("schedule.sync_interval_steps=4", learners=2, total_steps=steps)
@@ -106,7 +90,7 @@ def test_free_running_learners_follow_the_rules_and_end_as_one(processes, dtype,
         wire = list(proxy.messages(up=True)), list(proxy.messages(up=False))
     assert len(layout) == 3
 
-    assert same_weights(*results, final_state(syncer), saved(syncer))
+    assert same_weights(*results, final_state(syncer.folder / "model.safetensors"), saved(syncer.checkpoint))
     assert [record.version for record in read_checkpoint(syncer.checkpoint).fragments] == [22, 23, 24]
     first = flat(toy(0), layout)  # learner 0's weights
     first = first if dtype is WireDType.F32 else [to_bf16(values) for values in first]

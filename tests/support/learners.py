@@ -6,7 +6,6 @@ is why it lives on a thread. After every step it notes what changed, so that a t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
@@ -21,41 +20,11 @@ import torch
 from torch import nn
 
 from tests.support.processes import Processes, Running
+from tests.support.toy import digest, flat, loss_of, toy
 from yeto_torch import YetoOuterOptimizer
-from yeto_torch.protocol.layout import Layout
 
 WAIT_S = 60.0
 SCRIPT = str(Path(__file__).with_name("train.py"))
-
-
-def toy(seed: int, width: int = 24) -> nn.Module:
-    """A small model with an averaged fragment (its name says embed) and matrices of several sizes."""
-    torch.manual_seed(seed)
-    return nn.ModuleDict({"embed": nn.Linear(6, width), "hidden": nn.Linear(width, width), "out": nn.Linear(width, 3)})
-
-
-def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model["out"](torch.tanh(model["hidden"](torch.tanh(model["embed"](x)))))
-
-
-def loss_of(model: nn.Module, learner_id: int, step: int) -> torch.Tensor:
-    """The loss of a batch that depends on nothing but the arguments."""
-    generator = torch.Generator().manual_seed(1000 * learner_id + step)
-    x = torch.randn(8, 6, generator=generator)
-    return ((forward(model, x) - x[:, :3].sin()) ** 2).mean()
-
-
-def flat(model: nn.Module, layout: Layout) -> list[np.ndarray]:
-    """A copy of the parameters of every fragment: [numel] f32."""
-    named = dict(model.named_parameters())
-    return [
-        np.concatenate([named[t.name].detach().float().numpy().ravel() for t in fragment.tensors])
-        for fragment in layout.fragments
-    ]
-
-
-def digest(values: Any) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
 
 
 class Learner(threading.Thread):

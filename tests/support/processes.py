@@ -176,6 +176,7 @@ class Processes:
             running.signal(signal.SIGKILL)
         for running in self._all:
             running.wait()
+            print(f"---- {running.name}, exit code {running.code}", *running.lines, sep="\n")  # shown when a test fails
 
 
 def child_environment() -> dict[str, str]:
@@ -269,7 +270,7 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) ->
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

@@ -94,11 +94,12 @@ def run(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import hydra  # noqa: F401  # what makes a start slow; compose imports parts of it late
-    import torch  # noqa: F401
+    import hydra  # noqa: F401  # what makes a start slow; the first optimizer step imports torch's compiler
+    import torch._dynamo  # noqa: F401
 
     import syncer.compose
     import syncer.run  # noqa: F401
+    import tests.support.toy  # noqa: F401
     import yeto_torch.optimizer  # noqa: F401
 
     gc.freeze()
