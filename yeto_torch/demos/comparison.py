@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import time
 
+import torch
 from rich.console import Console
 
 from yeto_torch.demos.baselines import Curve, train_alone, train_synchronously
@@ -39,6 +40,7 @@ class Comparison:
     """The trainings of one seed and what came out of them."""
 
     def __init__(self, console: Console, options: argparse.Namespace, seed: int, folder: RunFolder) -> None:
+        torch.set_num_threads(1)  # such small models are slower on two, above all beside other work
         self._console, self._options, self._seed, self._folder = console, options, seed, folder
         self._name = "text" if options.text else "digits"
         self._task = make_task(self._name, split=options.split, seed=seed)

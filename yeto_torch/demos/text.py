@@ -24,7 +24,7 @@ class Text:
 
     title = "characters of the Python standard library"
     batch = 16
-    steps = 960
+    steps = 720
     fragments = 6
     lr = 2e-3
 
