@@ -24,6 +24,7 @@ from syncer.policy import (
     CheckpointPolicy,
     FinalPolicy,
     IsoBackend,
+    IsoScale,
     ListenPolicy,
     MergePolicy,
     OuterPolicy,
@@ -41,6 +42,7 @@ _LONGEST_S = 10**9  # 31 years; the waits of the standard library overflow at ni
 _LONGEST_MS = 10**9
 _NEUTRAL = {"checkpoint.resume": "false", "checkpoint.mark_final": False, "budget.learner_steps": None}
 _NOT_YET = TLS
+REQUIRED: Any = MISSING  # the default of a key that has none
 S = TypeVar("S")
 
 
@@ -88,6 +90,7 @@ class ScheduleConfig:
 class MergeConfig:
     delta_correction: str = key(MISSING, rules.word("heloco", "none"), "directional correction before merging")
     iso_backend: str = key("torch-svd", rules.word("torch-svd", "scalar"), "who computes the SVD of iso fragments")
+    iso_scale: str = key("mean", rules.word("mean", "norm"), "what the flat spectrum of an iso merge is set to")
     device: str = key("auto", rules.device(), "where merging runs; auto = CUDA when present")
 
 
@@ -209,6 +212,10 @@ class Keys(Generic[S]):
         """The first parts of dotted keys."""
         return tuple(dict.fromkeys(name.partition(".")[0] for name in self.rules if "." in name))
 
+    def given(self, config: S) -> dict[str, Any]:
+        """Dotted key -> value as it was composed."""
+        return {name: value for name, value, _ in _walk(config)}
+
     def missing(self, name: str) -> ValueError:
         rule = self.rules[name]
         return ValueError(f"{name} is missing: it must be given, {rule.legal} ({rule.meaning})")
@@ -286,13 +293,18 @@ def _policy(values: dict[str, Any], hmac_key: bytes | None) -> SyncerPolicy:
         "quorum": values["learners"] // 2 + 1 if quorum is None else quorum,
         "ack_timeout_s": values["schedule.quorum_timeout_s"] if ack_timeout_s is None else ack_timeout_s,
         "iso_backend": IsoBackend[values["merge.iso_backend"].upper().replace("-", "_")],
+        "iso_scale": IsoScale[values["merge.iso_scale"].upper()],
     }
     return SyncerPolicy(
         learners=values["learners"],
         total_steps=values["total_steps"],
         listen=ListenPolicy(**section("listen")),
         schedule=SchedulePolicy(quorum=resolved["quorum"], **section("schedule", "quorum")),
-        merge=MergePolicy(iso_backend=resolved["iso_backend"], **section("merge", "iso_backend")),
+        merge=MergePolicy(
+            iso_backend=resolved["iso_backend"],
+            iso_scale=resolved["iso_scale"],
+            **section("merge", "iso_backend", "iso_scale"),
+        ),
         outer=OuterPolicy(**section("outer")),
         svd=SvdPolicy(**section("svd")),
         checkpoint=CheckpointPolicy(**section("checkpoint")),
@@ -313,6 +325,8 @@ def profile_record(policy: SyncerPolicy) -> ProfileRecord:
         for name in ("on_loss", "loss_after_s", "start_grace_s")
         if getattr(schedule, name) != DEFAULTS[f"schedule.{name}"]
     }
+    if policy.merge.iso_scale is not IsoScale.MEAN:
+        extensions["merge.iso_scale"] = policy.merge.iso_scale.name.lower()
     if len(policy.outer.lr) > 1:
         extensions["outer.lr"] = [list(pair) for pair in policy.outer.lr]
     return ProfileRecord(

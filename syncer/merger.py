@@ -13,6 +13,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread
 from typing import cast
 
@@ -78,7 +79,7 @@ class Merger:
             effect.weights,
             momentum,
             correction=self._policy.merge.delta_correction == "heloco",
-            spectrum=_unchanged if pooled else flatten_spectrum,
+            spectrum=_unchanged if pooled else partial(flatten_spectrum, scale=self._policy.merge.iso_scale),
         )
         merged = self._merged[effect.step] = Merged(effect.step, gradient, 0.0)
         if pooled:
@@ -144,7 +145,7 @@ class Merger:
             job = next(self._numbers)
             self._jobs[job] = (merged, place)
             merged.pending += 1
-            self._pool.submit(job, place)
+            self._pool.submit(job, place, self._policy.merge.iso_scale)
 
     def _drain(self, pool: SvdPool) -> None:
         try:

@@ -25,6 +25,15 @@ class IsoBackend(IntEnum):
         return self.name.lower().replace("_", "-")
 
 
+class IsoScale(IntEnum):
+    """What every nonzero singular value of an iso merge becomes."""
+
+    MEAN = 0
+    """The mean of all min(rows, cols) singular values."""
+    NORM = 1
+    """The one value that keeps the Frobenius norm of the average."""
+
+
 @dataclass(frozen=True, slots=True)
 class ListenPolicy:
     host: str = "127.0.0.1"
@@ -51,6 +60,7 @@ class SchedulePolicy:
 class MergePolicy:
     delta_correction: Literal["heloco", "none"] = "heloco"
     iso_backend: IsoBackend = IsoBackend.TORCH_SVD
+    iso_scale: IsoScale = IsoScale.MEAN
     device: str = "auto"
 
 

@@ -1,7 +1,8 @@
 """Merge mode iso: the averaged matrix gradient with its singular spectrum made flat.
 
-``A = U S V'`` becomes ``mean(S) U V'``: every direction the members agree on moves equally far. The decomposition is
-a callable, so that another backend (a pool of child processes, in f32) can stand in for the one here.
+``A = U S V'`` becomes ``s U V'``, with s the mean of S, or what keeps the norm of A: every direction the members agree
+on moves equally far. The decomposition is a callable, so that another backend (a pool of child processes, in f32) can
+stand in for the one here.
 
 Source: protocol v4, merge mode 2 and "exact SVD".
 """
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch documents it, its type information does not
 
 from syncer.merge.average import average
+from syncer.policy import IsoScale
 from yeto_torch.protocol.errors import RunError
 
 Spectrum: TypeAlias = Callable[[Tensor], Tensor]
@@ -24,11 +26,11 @@ Spectrum: TypeAlias = Callable[[Tensor], Tensor]
 RANK_TOLERANCE = 1e-10  # a singular value this small against the largest is a zero
 
 
-def flatten_spectrum(matrix: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """``U S V' -> mean(S) U V'`` by a thin SVD in ``dtype``; the scalar backend as it stands.
+def flatten_spectrum(matrix: Tensor, dtype: torch.dtype = torch.float64, scale: IsoScale = IsoScale.MEAN) -> Tensor:
+    """``U S V' -> s U V'`` by a thin SVD in ``dtype``; in f64 it is the scalar backend as it stands.
 
-    The mean runs over all min(rows, cols) singular values, while those that are zero stay zero: a matrix of low rank
-    keeps its rank. A matrix of zeros is returned unchanged.
+    ``s`` is the mean over all min(rows, cols) singular values, or what keeps the Frobenius norm. Values that are zero
+    stay zero: a matrix of low rank keeps its rank. A matrix of zeros is returned unchanged.
 
     Args:
         matrix: [rows, cols] f32, finite; not modified.
@@ -45,8 +47,10 @@ def flatten_spectrum(matrix: Tensor, dtype: torch.dtype = torch.float64) -> Tens
         left, values, right = torch.linalg.svd(matrix.to(dtype), full_matrices=False)
     except LinAlgError as error:
         raise RunError(f"the SVD of a {matrix.shape[0]} x {matrix.shape[1]} gradient did not converge") from error
-    flat = torch.where(values > RANK_TOLERANCE * values[0], values.mean(), 0.0)
-    result: Tensor = (left * flat) @ right
+    kept = values > RANK_TOLERANCE * values[0]
+    exact = values.double()
+    level = exact.mean() if scale is IsoScale.MEAN else exact.square().sum().div(kept.sum()).sqrt()
+    result: Tensor = (left * torch.where(kept, level, 0.0).to(dtype)) @ right
     return result.to(torch.float32)
 
 

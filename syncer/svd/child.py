@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from syncer.policy import IsoScale
 from syncer.svd import framing
-from syncer.svd.framing import Request, Scale, Status
+from syncer.svd.framing import Request, Status
 from yeto_torch.protocol.errors import StateError
 
 WORKER = (sys.executable, "-P", "-m", "syncer.svd.worker")
@@ -59,11 +60,11 @@ class Child:
 
     def probe(self) -> None:
         """Return once the child has answered a 1 x 1 matrix rightly."""
-        answer = float(self.exchange(torch.tensor([[_PROBE]]), Scale.MEAN))
+        answer = float(self.exchange(torch.tensor([[_PROBE]]), IsoScale.MEAN))
         if abs(answer - _PROBE) > _PROBE_TOLERANCE:
             raise StateError(f"answered the readiness probe {_PROBE} with {answer}")
 
-    def exchange(self, matrix: Tensor, scale: Scale) -> Tensor:
+    def exchange(self, matrix: Tensor, scale: IsoScale) -> Tensor:
         """Send a matrix and wait for its answer.
 
         Args:

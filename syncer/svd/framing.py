@@ -18,6 +18,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+from syncer.policy import IsoScale
 from yeto_torch.protocol.errors import StateError
 
 HEADER_BYTES = 40
@@ -26,15 +27,6 @@ MAX_TEXT_BYTES = 4096
 
 _HEADER = struct.Struct("<4sIQQQQ")
 _REQUEST, _REPLY = b"YSVQ", b"YSVA"
-
-
-class Scale(IntEnum):
-    """What every nonzero singular value becomes."""
-
-    MEAN = 0
-    """The mean of all min(rows, cols) singular values."""
-    NORM = 1
-    """The one value that keeps the Frobenius norm."""
 
 
 class Status(IntEnum):
@@ -47,7 +39,7 @@ class Request:
     """Make the spectrum of the [rows, cols] f32 matrix that follows flat."""
 
     number: int
-    scale: Scale
+    scale: IsoScale
     rows: int
     cols: int
 
@@ -65,10 +57,10 @@ def parse_request(header: bytes | bytearray) -> Request:
     magic, scale, number, rows, cols, payload_bytes = _HEADER.unpack(header)
     if magic != _REQUEST:
         raise StateError(f"a request begins with {magic!r}")
-    if scale not in tuple(Scale):
+    if scale not in tuple(IsoScale):
         raise StateError(f"a request with the unknown scale {scale}")
     check_shape(rows, cols)
-    request = Request(number, Scale(scale), rows, cols)
+    request = Request(number, IsoScale(scale), rows, cols)
     if payload_bytes != request.payload_bytes:
         raise StateError(f"a request announces {payload_bytes} bytes for a {rows} x {cols} matrix")
     return request

@@ -25,11 +25,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from syncer.policy import SvdPolicy
+from syncer.policy import IsoScale, SvdPolicy
 from syncer.svd import framing
 from syncer.svd import ledger as lg
 from syncer.svd.child import WORKER, Child
-from syncer.svd.framing import Scale
 from yeto_torch.protocol.errors import LocalError, StateError
 
 log = logging.getLogger("syncer")
@@ -66,7 +65,7 @@ PoolEvent: TypeAlias = Delivered | Withdrawn | Poisoned
 class _Job:
     number: int
     matrix: Tensor
-    scale: Scale
+    scale: IsoScale
 
 
 @dataclass(eq=False, slots=True)
@@ -131,7 +130,7 @@ class SvdPool:
                 worker.thread.start()
             _thread("svd deadlines", self._keep_time).start()
 
-    def submit(self, job_id: int, matrix: Tensor, scale: Scale = Scale.MEAN) -> None:
+    def submit(self, job_id: int, matrix: Tensor, scale: IsoScale = IsoScale.MEAN) -> None:
         """Have ``matrix`` flattened; ``Delivered(job_id, ...)`` follows, within ``request_timeout_s`` from now.
 
         Args:

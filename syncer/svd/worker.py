@@ -12,16 +12,10 @@ import contextlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 from syncer.svd import framing
-from syncer.svd.framing import Scale
-from yeto_torch.protocol.errors import StateError
+from yeto_torch.protocol.errors import RunError, StateError
 
-if TYPE_CHECKING:
-    import torch
-
-RANK_TOLERANCE = 1e-10  # a singular value this small against the largest is a zero
 _PR_SET_PDEATHSIG = 1
 
 
@@ -45,33 +39,11 @@ def main() -> int:
     return 0
 
 
-def flatten(matrix: torch.Tensor, scale: Scale) -> torch.Tensor:
-    """``U S V' -> s U V'`` by a thin SVD in f32 on the matrix's device; law, merge mode iso.
-
-    ``s`` is the mean of all min(rows, cols) singular values, or what keeps the Frobenius norm. Singular values up to
-    1e-10 of the largest stay zero. A matrix of zeros is returned unchanged.
-
-    Args:
-        matrix: [rows, cols] f32, finite; not modified.
-
-    Raises:
-        torch.linalg.LinAlgError: the decomposition did not converge.
-    """
-    import torch
-
-    if not bool(matrix.any()):
-        return matrix
-    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    kept = values > RANK_TOLERANCE * values[0]
-    exact = values.double()
-    level = exact.mean() if scale is Scale.MEAN else exact.square().sum().div(kept.sum()).sqrt()
-    flat: torch.Tensor = (left * torch.where(kept, level, 0.0).float()) @ right
-    return flat
-
-
 def _serve(source: int, sink: int, device: str) -> None:
     """Answer requests until the source ends. Raises StateError on a malformed one."""
     import torch
+
+    from syncer.merge.iso import flatten_spectrum
 
     header = bytearray(framing.HEADER_BYTES)
     while True:
@@ -83,10 +55,10 @@ def _serve(source: int, sink: int, device: str) -> None:
         host = torch.empty(request.rows, request.cols, dtype=torch.float32)
         try:
             framing.receive(source, host.numpy().data.cast("B"))
-            result = flatten(host.to(device), request.scale).cpu().contiguous()
+            result = flatten_spectrum(host.to(device), torch.float32, request.scale).cpu().contiguous()
         except EOFError:
             return  # the parent died in the middle of a matrix
-        except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        except (RunError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts
             framing.send(sink, framing.failure_frame(request, _one_line(error)))
             continue
         framing.send(sink, framing.matrix_header(request), result.numpy().data.cast("B"))

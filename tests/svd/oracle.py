@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from syncer.svd.framing import Scale
+from syncer.policy import IsoScale
 
 
-def flat_f64(matrix, scale=Scale.MEAN):
+def flat_f64(matrix, scale=IsoScale.MEAN):
     """[rows, cols] f32 -> [rows, cols] f64."""
     left, values, right = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
     kept = values > 1e-10 * values[0]
-    level = values.mean() if scale is Scale.MEAN else np.sqrt(np.sum(values**2) / kept.sum())
+    level = values.mean() if scale is IsoScale.MEAN else np.sqrt(np.sum(values**2) / kept.sum())
     return (left * np.where(kept, level, 0.0)) @ right
 
 

@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 
+from syncer.policy import IsoScale
 from syncer.svd import framing
-from syncer.svd.framing import Request, Scale
+from syncer.svd.framing import Request
 
 
 def read():
@@ -47,9 +48,9 @@ def misbehave(mode, request, payload):  # noqa: C901 - one flat table of misdeed
             header[4] = 9
             framing.send(1, bytes(header), memoryview(payload))
         case "wrong-id":
-            echo(Request(request.number + 1, Scale.MEAN, request.rows, request.cols), payload)
+            echo(Request(request.number + 1, IsoScale.MEAN, request.rows, request.cols), payload)
         case "wrong-shape":
-            echo(Request(request.number, Scale.MEAN, request.cols, request.rows), payload)
+            echo(Request(request.number, IsoScale.MEAN, request.cols, request.rows), payload)
         case "wrong-length":
             framing.send(1, bytes(header[:32]), (len(payload) - 4).to_bytes(8, "little"), memoryview(payload)[4:])
         case "endless-text":

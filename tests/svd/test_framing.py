@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncer.policy import IsoScale
 from syncer.svd import framing
-from syncer.svd.framing import Request, Scale, Status
+from syncer.svd.framing import Request, Status
 from yeto_torch.protocol.errors import StateError
 
-REQUEST = Request(5, Scale.NORM, 3, 4)
+REQUEST = Request(5, IsoScale.NORM, 3, 4)
 HEADER = struct.Struct("<4sIQQQQ")
 
 
@@ -25,7 +26,7 @@ def test_the_headers_are_these_bytes():
 
 @given(
     number=st.integers(0, 2**64 - 1),
-    scale=st.sampled_from(Scale),
+    scale=st.sampled_from(IsoScale),
     rows=st.integers(1, 1 << 16),
     cols=st.integers(1, 1 << 16),
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from syncer.merge.iso import flatten_spectrum
-from syncer.svd.framing import Scale
+from syncer.policy import IsoScale
 from syncer.svd.pool import Delivered, Poisoned
 from tests.svd.oracle import flat_f64, well_conditioned
 from tests.svd.watch import PATIENCE_S, ends, gone, pool_of
@@ -36,12 +36,12 @@ def test_every_job_comes_back_exact(served):
     shapes = [(1, 1), (5, 1), (1, 6), (48, 48), (100, 30), (30, 100), (257, 129)] * 4
     jobs = {job: well_conditioned(*shape, seed=job) for job, shape in enumerate(shapes)}
     for job, matrix in jobs.items():
-        served.submit(job, torch.from_numpy(matrix), Scale(job % 2))
+        served.submit(job, torch.from_numpy(matrix), IsoScale(job % 2))
     for _ in shapes:
         event = served.event()
         matrix = jobs.pop(event.job_id)
-        assert far(event.matrix, flat_f64(matrix, Scale(event.job_id % 2))) <= TOLERANCE
-        if event.job_id % 2 == Scale.MEAN:
+        assert far(event.matrix, flat_f64(matrix, IsoScale(event.job_id % 2))) <= TOLERANCE
+        if event.job_id % 2 == IsoScale.MEAN:
             assert far(event.matrix, flatten_spectrum(torch.from_numpy(matrix)).numpy()) <= TOLERANCE
     assert not jobs
 

@@ -59,7 +59,8 @@ DOCUMENTED = {
     "schedule.on_loss": "continue", "schedule.loss_after_s": 300, "schedule.pipeline": 2,
     "schedule.sync_interval_steps": 24.0, "schedule.min_round_interval_ms": 0,
     "schedule.grace_ms": 1000, "schedule.grace_gamma": 0.8, "schedule.grace_tau": 2.0,
-    "merge.delta_correction": "???", "merge.iso_backend": "torch-svd", "merge.device": "auto",
+    "merge.delta_correction": "???", "merge.iso_backend": "torch-svd",
+    "merge.iso_scale": "mean", "merge.device": "auto",
     "outer.lr": "???", "outer.momentum": "???",
     "svd.devices": ["auto"], "svd.queue_capacity": 16,
     "svd.startup_timeout_s": 300, "svd.request_timeout_s": 3540, "svd.drain_timeout_s": 3600,
@@ -102,6 +103,7 @@ TABLE = {
     "schedule.grace_tau": FACTOR,
     "merge.delta_correction": (["heloco", "none"], ["sometimes", "", None]),
     "merge.iso_backend": (["torch-svd", "scalar"], ["abacus", "torch_svd", None]),
+    "merge.iso_scale": (["mean", "norm"], ["max", 1, None]),
     "merge.device": (["auto", "cpu", "cuda", "cuda:7"], ["gpu", "cuda:", "cuda:x", "cpu:0", "", None]),
     "outer.lr": (
         [1e-45, 1, 0.7, "0.5", 3.4e38, [[1, 0.7]], [[1, 0.7], [2, 0.1], [U64, 1]]],
@@ -401,8 +403,8 @@ MOVES = {
     "learners": 3, "total_steps": 11, "schedule.quorum": 1, "schedule.quorum_timeout_s": 901, "schedule.pipeline": 3,
     "schedule.sync_interval_steps": 25.0, "schedule.min_round_interval_ms": 1, "schedule.grace_ms": 1001,
     "schedule.grace_gamma": 0.9, "schedule.grace_tau": 2.5, "schedule.start_grace_s": 61.0, "schedule.on_loss": "stop",
-    "schedule.loss_after_s": 301.0, "merge.delta_correction": "none", "outer.lr": 0.8, "outer.momentum": 0.6,
-    "checkpoint.path": "c", "checkpoint.every": 9, "final.ack_timeout_s": 901, "session.require_profile_binding": True,
+    "schedule.loss_after_s": 301.0, "merge.delta_correction": "none", "merge.iso_scale": "norm", "outer.lr": 0.8,
+    "outer.momentum": 0.6, "checkpoint.path": "c", "checkpoint.every": 9, "final.ack_timeout_s": 901, "session.require_profile_binding": True,
 }  # fmt: skip
 STAYS = {
     "listen.host": "0.0.0.0", "listen.port": 0, "listen.address_file": "a", "merge.iso_backend": "scalar",
