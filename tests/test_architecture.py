@@ -36,16 +36,20 @@ MACHINES = [
 WORLD = {"torch", "numpy", "socket", "threading", "queue", "subprocess", "time", "random", "os", "pathlib", "logging"}
 WORLD |= {"hydra", "omegaconf", "asyncio", "selectors", "multiprocessing", "secrets", "datetime"}
 
-COMMANDS = {"yeto_torch/run.py", "yeto_torch/processes.py", "yeto_torch/demo.py", "syncer/export.py"}
+# The commands around the two programs: they start processes, name folders after the time and wait for children.
+COMMANDS = {"yeto_torch/folder.py", "yeto_torch/fleet.py", "yeto_torch/processes.py", "syncer/progress.py"}
+COMMANDS |= {name for name in SOURCES if name.startswith(("yeto_torch/demos/", "syncer/bench/"))}
 CLOCKS = {
     "yeto_torch/transport/sockets.py",
     "yeto_torch/link.py",
     "syncer/actor.py",
-    "syncer/tape.py",
+    "syncer/server.py",  # deadlines of handshakes
+    "syncer/merger.py",  # how long a merge took
     "syncer/svd/pool.py",
+    "syncer/tape.py",  # the time of a line
     *COMMANDS,
 }
-SECRETS = {"yeto_torch/link.py", "yeto_torch/run.py"}
+SECRETS = {"yeto_torch/link.py", "yeto_torch/folder.py"}
 HYDRA = {"syncer/compose.py", "syncer/config.py"}
 
 
@@ -71,7 +75,7 @@ def roots(source: str) -> set[str]:
 
 def test_the_reader_of_imports_sees_every_form():
     source = (
-        "import os.path\nfrom a.b import c as d\ndef f():\n    import torch.nn as nn\nif x:\n    from time import sleep"
+        "import os.path\nfrom a.b import c as d\ndef f():\n    import torch.nn as nn\nif x:\n    from time import t"
     )
     assert imported(source) == {"os.path", "a.b.c", "torch.nn", "time.t"}
     assert roots(source) == {"os", "a", "torch", "time"}
@@ -128,9 +132,8 @@ def test_core_and_merge_do_not_know_each_other():
     ids=["clocks", "secrets", "hydra"],
 )
 def test_each_of_these_is_used_in_a_few_places(modules, places):
-    demos = {name for name in SOURCES if name.startswith("yeto_torch/demos/")}
     users = {name for name, source in SOURCES.items() if roots(source) & modules}
-    assert users <= places | demos
+    assert users <= places
 
 
 def test_the_package_imports_nothing_before_it_is_asked():
