@@ -354,7 +354,9 @@ class Session:
         return effects
 
     def _answer(self, slot: _Slot, local_step: int, tokens: int) -> Respond | None:
-        if slot.pull is None or slot.anchor is None or self.generation is None:
+        # A pull that overtook the first broadcast of its generation waits for it: after a roll-back our anchor may be one
+        # that this syncer has never made.
+        if slot.pull is None or slot.anchor is None or slot.heard is None:
             return None
         head = (slot.pull, self.generation, slot.anchor.version, slot.anchor.data)
         if self._budget is not None:

@@ -202,9 +202,22 @@ def test_broadcasts_come_before_answers():
 def test_an_answer_names_the_generation_that_asked():
     hand = Hand().anchored(0, 0)
     hand.session.attached(9)
+    hand.bcast(0, 0)
     hand.pull(0, 1)
     (respond,) = hand.step()
     assert respond.generation == 9
+
+
+def test_a_pull_that_overtakes_the_first_broadcast_of_its_generation_waits_for_it():
+    hand = Hand().anchored(8, 9)
+    hand.session.attached(9)
+    hand.pull(0, 3)
+    assert hand.step() == []
+    hand.bcast(0, 2)  # the syncer was set back: 8 would have been a base from its future
+    (adopt,) = hand.step()
+    assert adopt.write is Write.OVERWRITE
+    (respond,) = hand.step()
+    assert respond.base_version == 2
 
 
 def test_attention_is_true_exactly_when_there_is_something_to_do():
@@ -456,7 +469,7 @@ class Twin:
             if out:
                 self.anchor, self.adopted_at = newest, (steps, tokens)
         c_steps = steps - self.adopted_at[0]
-        if self.pulls and self.anchor and c_steps >= 1:
+        if self.pulls and self.heard and c_steps >= 1:  # not before this generation has told its truth
             out.append(("answer", max(self.pulls), self.anchor[0], c_steps, tokens - self.adopted_at[1]))
             self.pulls = []
         return out

@@ -1,0 +1,437 @@
+"""A learner in the simulated world: training thread and link around the real session and the real exchange.
+
+What the training thread and the link decide is the session's; their part is copied here in its plainest form: a step,
+the boundary, its effects in order; one waiting push per fragment, the newest wins, one on its way; INIT, heartbeat,
+acknowledgement, redial. Beside it stands a twin that remembers anchors and counters for itself and compares.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from syncer.core.events import Member
+from tests.sim.faults import Faults
+from tests.sim.judge import Judge
+from tests.sim.network import Connection
+from tests.sim.scenario import Scenario
+from tests.sim.syncer import SyncerNode
+from tests.sim.wire import ByteConnection
+from tests.sim.world import SafetyError, Task, Thread, Wait, World
+from tests.support.builders import CONTRACT
+from yeto_torch import session as sessions
+from yeto_torch.effects import Adopt, Effect, Fail, Install, Respond, Write
+from yeto_torch.exchange import Exchange
+from yeto_torch.protocol import codec
+from yeto_torch.protocol.constants import Direction, WireDType
+from yeto_torch.protocol.errors import PeerError, RefusedError
+from yeto_torch.protocol.limits import GroupLimits
+from yeto_torch.protocol.messages import (
+    BcastFragment,
+    FinalAck,
+    Heartbeat,
+    Hello,
+    InitParams,
+    Message,
+    PushFragment,
+)
+
+HEARTBEAT_S, RELEASE_S = 5.0, 5.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
+_ENCODE_S = 0.002
+
+
+class LearnerNode:
+    """The place one learner runs at; it is booted again after a kill.
+
+    Attributes:
+        connection: the living one, or None.
+        done: the present process has left with the final cut.
+        turned_away: the run had ended without it.
+        ack_boot: the process that sent an acknowledgement last.
+    """
+
+    def __init__(
+        self, world: World, scenario: Scenario, judge: Judge, faults: Faults, syncer: SyncerNode, learner_id: int
+    ) -> None:
+        self.world, self.scenario, self.judge, self.faults, self.syncer = world, scenario, judge, faults, syncer
+        self.learner_id, self.plan = learner_id, scenario.learners[learner_id]
+        self.process: LearnerProcess | None = None
+        self.boots = self.ack_boot = 0
+        self._used: set[int] = set()
+        self.done = self.turned_away = self.gone = False
+        faults.learners[learner_id] = self
+        world.after(self.plan.joins_at, self.boot)
+
+    def tell(self, what: str) -> None:
+        self.world.tell(f"learner {self.learner_id}", what)
+
+    def boot(self) -> None:
+        """A new process with fresh weights."""
+        if self.process is None and not self.over:
+            self.boots += 1
+            self.tell("boots")
+            self.process = LearnerProcess(self)
+
+    def fresh_generation(self) -> int:
+        """Random and never used before, but short enough to be read in a story."""
+        while (generation := self.world.rng.randrange(1, 1 << 16)) in self._used:
+            pass
+        self._used.add(generation)
+        return generation
+
+    @property
+    def over(self) -> bool:
+        return self.done or self.turned_away or self.gone
+
+    @property
+    def connection(self) -> Connection | None:
+        return self.process.connection if self.process is not None else None
+
+    def kill(self) -> None:
+        """SIGKILL; booted again after a while, unless it is never to come back."""
+        if self.process is None:
+            return
+        self.process.end()
+        self.process = None
+        if self.learner_id == self.scenario.never_back and self.judge.committed > 0:
+            self.gone = True
+            self.tell("KILLED for good")
+            return
+        self.tell("KILLED")
+        self.world.after(self.world.rng.choice([0.2, 2.0, 10.0]), self.boot)
+
+    def freeze(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        if self.process is not None:
+            self.tell(f"FROZEN for {seconds} s")
+            self.process.freeze(self.world.now + seconds)
+
+
+class LearnerProcess:
+    """One process of a learner."""
+
+    def __init__(self, node: LearnerNode) -> None:
+        self._node, self._world, self._judge, self._scenario = node, node.world, node.judge, node.scenario
+        self._layout, self._dtype = self._scenario.layout, self._scenario.dtype
+        self._id = node.learner_id
+        noise = torch.Generator().manual_seed(self._world.rng.getrandbits(40))
+        self._noise = noise
+        self._parameters = [
+            [torch.randn(t.shape, generator=noise) for t in fragment.tensors] for fragment in self._layout.fragments
+        ]
+        self.exchange = Exchange(self._layout, self._parameters, self._dtype.bulk, self._scenario.alpha)
+        self.session = sessions.Session(len(self._layout))
+        self.local_step = self.tokens = 0
+        self.connection: Connection | None = None
+        self._generation = 0
+        self._inits = (
+            {f: codec.encode(self.exchange.values(f), self._dtype.bulk) for f in range(len(self._layout))}
+            if node.learner_id == 0
+            else {}
+        )
+        self._outbox: dict[int, tuple[Respond, torch.Tensor | None]] = {}
+        self._on_their_way: set[int] = set()
+        self._pause_s = FIRST_PAUSE_S
+        self._passing = self._ended = False
+        self._awake_at = 0.0
+        # the twin: per fragment (version, raw bytes, local_step and tokens then), and what this connection adopted
+        self._anchors: dict[int, tuple[int, bytes, int, int]] = {}
+        self._adopted: dict[int, int] = {}
+        self._installed = False
+        self._trainer: Task = self._world.spawn(self._train())
+        self._world.after(0.0, self._dial)
+
+    @property
+    def _member(self) -> Member:
+        """Who this process is on its present connection."""
+        return Member(self._id, self._generation)
+
+    # ------------------------------------------------------------------ life and death
+
+    def tell(self, what: str) -> None:
+        self._node.tell(what)
+
+    def end(self) -> None:
+        """The process is gone; the kernel closes its sockets."""
+        self._ended = True
+        self._trainer.kill()
+        if self.connection is not None:
+            self.connection.learner.close()
+            self.connection = None
+
+    def freeze(self, until: float) -> None:
+        self._awake_at = max(self._awake_at, until)
+        self._trainer.freeze(until)
+        if self.connection is not None:
+            self.connection.stall_towards(self.connection.learner, until - self._world.now)
+
+    def _later(self, delay_s: float, action: Any, *args: Any) -> None:
+        """Something this process does after a while; not while it is stopped, nor after its end."""
+        self._world.after(delay_s, self._now, action, args)
+
+    def _now(self, action: Any, args: tuple[Any, ...]) -> None:
+        if self._ended:
+            return
+        if self._world.now < self._awake_at:
+            self._world.at(self._awake_at, self._now, action, args)
+        else:
+            action(*args)
+
+    # ------------------------------------------------------------------ the training thread
+
+    def _train(self) -> Thread:
+        plan = self._node.plan
+        if plan.waits_for_start:
+            while not (self.session.anchored or self.session.is_installed):
+                self._boundary()
+                if not self.session.news:
+                    yield Wait()
+        while not self.session.finished and self.local_step != plan.steps:
+            yield plan.step_s * self._world.rng.uniform(0.8, 1.2)
+            if not self.session.is_installed:
+                self._step(plan.tokens)
+            if self.session.failure is not None:
+                self._boundary()
+        self.session.enter_finish()
+        self._passing = True
+        while not self.session.finished:
+            self._boundary()
+            if not self.session.finished and not self.session.news:
+                yield Wait()
+        give_up_at = self._world.now + RELEASE_S
+        while not self.session.over and self._world.now < give_up_at:
+            yield Wait(give_up_at)
+        self._leave()
+
+    def _step(self, tokens: int) -> None:
+        for tensors in self._parameters:
+            for tensor in tensors:
+                tensor.add_(torch.randn(tensor.shape, generator=self._noise), alpha=0.1)
+        self.local_step += 1
+        self.tokens += tokens
+        if self.session.attention:
+            self._boundary()
+
+    def _boundary(self) -> None:
+        for effect in self.session.boundary(self.local_step, self.tokens):
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Adopt():
+                self._adopt(effect)
+            case Respond():
+                self._respond(effect)
+            case Install():
+                self._install(effect)
+            case Fail(error):
+                if not (isinstance(error, RefusedError) and "the run is ending" in str(error)):
+                    raise SafetyError(f"learner {self._id} fails: {error}")
+
+    def _leave(self) -> None:
+        self._check_final()
+        self.tell("leaves with the final cut")
+        self._node.done, self._node.process = True, None
+        self.session.leave()
+        self.end()
+
+    def _turned_away(self) -> None:
+        self.tell("is turned away: the run is ending")
+        self._node.turned_away, self._node.process = True, None
+        self.end()
+
+    # ------------------------------------------------------------------ effects, and the twin that checks them
+
+    def _claim(self, holds: bool, sentence: str) -> None:
+        self._judge.claim(holds, f"learner {self._id}: {sentence}")
+
+    def _flat(self, fragment: int) -> np.ndarray:
+        return np.concatenate([t.numpy().ravel() for t in self._parameters[fragment]])
+
+    def _decoded(self, data: Any, fragment: int, dtype: WireDType) -> np.ndarray:
+        return codec.decode(data, self._layout.wire.numels[fragment], dtype).numpy()
+
+    def _adopt(self, adopt: Adopt) -> None:
+        fragment, version, raw = adopt.fragment, adopt.version, bytes(adopt.data)
+        self._judge.adopting(self._member, fragment, version, raw, self._adopted.get(fragment))
+        before, wanted = self._flat(fragment), self._decoded(raw, fragment, self._dtype.bulk)
+        old = self._anchors.get(fragment)
+        set_back = old is not None and version <= old[0]
+        self.exchange.adopt(fragment, adopt.data, adopt.write)
+        if old is not None and not set_back:
+            alpha = np.float32(self._scenario.alpha)
+            wanted = alpha * before + (np.float32(1) - alpha) * wanted
+        self._claim(np.allclose(self._flat(fragment), wanted, rtol=1e-6, atol=1e-7), f"version {version} adopted wrongly")
+        self._claim(adopt.write is not Write.KEEP, "nothing froze it")
+        self._anchors[fragment] = (version, raw, self.local_step, self.tokens)
+        self._adopted[fragment] = version
+        self.tell(f"adopts fragment {fragment} version {version}" + (" (set back)" if set_back else ""))
+
+    def _respond(self, respond: Respond) -> None:
+        pull = respond.pull
+        self._claim(respond.generation == self._generation, "an answer to a pull of another connection")
+        self._claim(pull.fragment in self._anchors, f"answers round {pull.step} without an anchor")
+        version, raw, steps_then, tokens_then = self._anchors[pull.fragment]
+        self._claim(respond.base_version == version, f"base {respond.base_version}, its anchor is {version}")
+        self._claim(bytes(respond.anchor) == raw, "an answer against bytes that are not its anchor")
+        steps, tokens = self.local_step - steps_then, self.tokens - tokens_then
+        delta = None if respond.zero else self.exchange.delta(pull.fragment, respond.anchor)
+        if respond.zero:
+            self._claim(self._passing and steps == 0, "a zero delta although it has made steps")
+            self._claim((respond.c_steps, respond.c_tokens) == (1, 0), "a zero delta with weight")
+        else:
+            assert delta is not None
+            self._claim((respond.c_steps, respond.c_tokens) == (steps, tokens), f"counters {respond}")
+            self._claim(steps >= 1, "an answer without a step")
+            anchor = self._decoded(raw, pull.fragment, self._dtype.bulk)
+            self._claim(np.array_equal(delta.numpy(), self._flat(pull.fragment) - anchor), "delta")
+        self._outbox[pull.fragment] = (respond, delta)
+        self._later(_ENCODE_S, self._serve)
+
+    def _install(self, install: Install) -> None:
+        self.exchange.install(install.fragments)
+        self.session.installed(install.manifest)
+        self._installed = True
+        self._claim(install.manifest.step == self._scenario.policy.total_steps, "a cut of another step")
+        self._check_final()
+        self.tell(f"installs the final cut of step {install.manifest.step}")
+        self._later(_ENCODE_S, self._serve)
+
+    def _check_final(self) -> None:
+        for fragment, data in enumerate(self._judge.final_bytes()):
+            same = self._flat(fragment).tobytes() == data
+            self._claim(same, f"fragment {fragment} is not the checkpoint's at the end")
+
+    # ------------------------------------------------------------------ the link
+
+    def _dial(self) -> None:
+        if self.session.over or self.connection is not None:
+            return
+        if self._node.syncer.process is None:
+            self._redial()
+            return
+        self._generation = self._node.fresh_generation()
+        wire, scenario = self._layout.wire, self._scenario
+        if scenario.bytes_level:
+            limits = {
+                "learner": GroupLimits(wire, self._dtype, Direction.TO_LEARNER),
+                "syncer": GroupLimits(wire, self._dtype, Direction.TO_SYNCER, scenario.policy.schedule.pipeline),
+            }
+            connection: Connection = ByteConnection(self._world, scenario.streams, scenario.latency_s, limits)
+        else:
+            connection = Connection(self._world, scenario.streams, scenario.latency_s)
+        hello = Hello(
+            self._id,
+            self._generation,
+            self._dtype,
+            wire,
+            self._layout.fingerprint,
+            CONTRACT,
+            None,
+            scenario.streams,
+        )
+        generation = self._generation
+        self.connection = connection
+        connection.learner.on_message = lambda message: self._received(generation, message)
+        connection.learner.on_closed = lambda reason, error: self._later(0.0, self._lost, generation, reason, error)
+        self._outbox.clear()
+        self._on_their_way.clear()
+        self._adopted.clear()
+        self.session.attached(generation)
+        self.tell(f"dials, generation {generation:x}")
+        connection.hello(hello, lambda said: self._node.syncer.knock(connection, said))
+        for fragment in sorted(self.session.unseen & self._inits.keys()):
+            connection.learner.send(InitParams(fragment, self._inits[fragment]))
+        self._later(HEARTBEAT_S, self._beat, generation)
+
+    def _redial(self) -> None:
+        self._later(min(LAST_PAUSE_S, self._pause_s * self._world.rng.uniform(1.0, 1.5)), self._dial)
+        self._pause_s = min(LAST_PAUSE_S, 2 * self._pause_s)
+
+    def _beat(self, generation: int) -> None:
+        if self.connection is not None and generation == self._generation:
+            self.connection.learner.send(Heartbeat(self._id, self.local_step))
+            self._later(HEARTBEAT_S, self._beat, generation)
+
+    def _received(self, generation: int, message: Message) -> None:
+        if self._ended or generation != self.session.generation:
+            return
+        try:
+            self.session.received(message)
+        except PeerError as violation:
+            raise SafetyError(f"learner {self._id} finds the syncer in violation: {violation}") from violation
+        if isinstance(message, BcastFragment):
+            self._inits.pop(message.fragment, None)
+            self._pause_s = FIRST_PAUSE_S
+        self._wake()
+
+    def _lost(self, generation: int, reason: str, error: str | None) -> None:
+        if generation != self._generation or self.connection is None:
+            return
+        self.tell(f"lost its connection: {reason}")
+        if error is not None:
+            self.session.refused(error)
+        self.session.detached()
+        self.connection = None
+        if self.session.failure is not None and "the run is ending" in str(self.session.failure):
+            self._turned_away()
+            return
+        self._wake()
+        self._redial()
+
+    def _wake(self) -> None:
+        self._trainer.wake()
+        self._later(_ENCODE_S, self._serve)
+
+    def _serve(self) -> None:
+        """Send what is due."""
+        if self.connection is None or self.session.generation is None:
+            return
+        generation, end = self._generation, self.connection.learner
+        if (step := self.session.ack_due) is not None:
+            self.session.ack_started()
+            self._claim(self._installed, "acknowledges a cut it has not installed")
+            self.tell(f"acknowledges step {step}")
+            self._node.ack_boot = self._node.boots
+            end.send(FinalAck(step), lambda: self._ack_sent(generation))
+            self._node.faults.trouble(self._id)
+        for fragment in [f for f in self._outbox if f not in self._on_their_way]:
+            self._on_their_way.add(fragment)
+            self._push(*self._outbox.pop(fragment))
+
+    def _ack_sent(self, generation: int) -> None:
+        self.session.ack_sent(generation)
+        self._trainer.wake()
+
+    def _push(self, respond: Respond, delta: torch.Tensor | None) -> None:
+        pull, generation = respond.pull, self._generation
+        if respond.generation != generation or self.connection is None:
+            return
+        nbytes = self._layout.wire.nbytes(pull.fragment, self._dtype)
+        data = bytes(nbytes) if delta is None else bytes(codec.encode(delta, self._dtype))
+        push = PushFragment(
+            self._id,
+            pull.fragment,
+            pull.step,
+            pull.attempt,
+            respond.base_version,
+            respond.local_step,
+            respond.c_steps,
+            respond.c_tokens,
+            data,
+        )
+        self._judge.pushed(self._member, push)
+        self.tell(f"answers {pull.step}.{pull.attempt} from version {respond.base_version}")
+        deadline = self._judge.deadline_of(pull.step, pull.attempt)
+        not_before = self._node.faults.arrival(deadline)
+        self.connection.learner.send(push, lambda: self._push_left(generation, pull.fragment), not_before)
+        self._node.faults.trouble(self._id)
+
+    def _push_left(self, generation: int, fragment: int) -> None:
+        if generation == self.session.generation:
+            self._on_their_way.discard(fragment)
+            self._later(0.0, self._serve)
+
