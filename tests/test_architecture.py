@@ -31,6 +31,8 @@ MACHINES = [
     "syncer/checkpoint/format.py",
     "syncer/checkpoint/resume.py",
     "syncer/svd/ledger.py",
+    "syncer/bench/verdict.py",
+    "syncer/bench/report.py",
     *(name for name in SOURCES if name.startswith("syncer/core/")),
 ]
 WORLD = {"torch", "numpy", "socket", "threading", "queue", "subprocess", "time", "random", "os", "pathlib", "logging"}
@@ -49,7 +51,7 @@ CLOCKS = {
     "syncer/tape.py",  # the time of a line
     *COMMANDS,
 }
-SECRETS = {"yeto_torch/link.py", "yeto_torch/folder.py"}
+SECRETS = {"yeto_torch/link.py", "yeto_torch/folder.py", "syncer/benchmark.py"}
 HYDRA = {"syncer/compose.py", "syncer/config.py"}
 
 

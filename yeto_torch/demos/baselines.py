@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ class Curve:
     held_out_accuracy: list[tuple[int, float]] = field(default_factory=list)
     accuracy: float = 0.0  # percent, held-out, at the end
     final_loss: float = 0.0  # nats, held-out, at the end
+    seconds: float = 0.0  # of training; preparing the data is not in it
 
 
 def train_alone(task: Task, learner: int, steps: int) -> Curve:
@@ -40,6 +42,7 @@ def _train(
     model = task.model()
     optimizer = inner_optimizer(task, model)
     curve = Curve()
+    began = time.perf_counter()
     for step in range(steps):
         set_lr(optimizer, task, step / steps)
         parts = [next(stream) for stream in streams]
@@ -51,6 +54,7 @@ def _train(
             curve.loss.append((step, loss.item()))
         if evaluations and step % max(1, steps // evaluations) == 0:
             curve.held_out_accuracy.append((step, evaluate(model, task)[0]))
+    curve.seconds = time.perf_counter() - began
     curve.accuracy, curve.final_loss = evaluate(model, task)
     curve.held_out_accuracy.append((steps, curve.accuracy))
     return curve
