@@ -149,10 +149,10 @@ def judge(evidence: Evidence) -> list[Check]:
         checks.append(Check("tape", f"{len(tape)} starts", (f"the tape tells of {len(tape)} starts, not of two",)))
     else:
         checks += [_tape(evidence, tape[0], tape[1], cut), _budgets(evidence, tape[1])]
+    if isinstance(final, str):
+        return [*checks, Check("checkpoint", "missing", (f"the final checkpoint cannot be used: {final}",))]
     checks += [_final(final, cut), _marker(final, cut)]
-    if not isinstance(tape, str) and not isinstance(final, str):
-        checks.append(_ledger(tape, cut, final))
-    return checks
+    return checks if isinstance(tape, str) else [*checks, _ledger(tape, cut, final)]
 
 
 # ------------------------------------------------------------------------------------------------------ processes
@@ -187,9 +187,7 @@ def _cut(evidence: Evidence) -> Check:
     return Check(name, f"step C = {cut.step}, {cut.fragments} fragments", marked)
 
 
-def _final(final: Saved | str, cut: Saved) -> Check:
-    if isinstance(final, str):
-        return Check("checkpoint", "missing", (f"the final checkpoint cannot be used: {final}",))
+def _final(final: Saved, cut: Saved) -> Check:
     deviations = []
     step = cut.step + cut.fragments
     if final.step != step:
@@ -204,8 +202,8 @@ def _final(final: Saved | str, cut: Saved) -> Check:
     return Check("checkpoint", f"step {final.step}, versions {versions}", tuple(deviations))
 
 
-def _marker(final: Saved | str, cut: Saved) -> Check:
-    marker, step = None if isinstance(final, str) else final.marker, cut.step + cut.fragments
+def _marker(final: Saved, cut: Saved) -> Check:
+    marker, step = final.marker, cut.step + cut.fragments
     if marker is None:
         return Check("marker", "missing", ("there is no final marker beside the checkpoint",))
     wrong = () if marker == step else (f"the final marker names step {marker}, not C + F = {step}",)
