@@ -174,7 +174,10 @@ class Peer:
         c_steps: int = 1,
         c_tokens: int = 10,
     ) -> PushFragment:
-        """PUSH for ``pull``: ``delta`` is [numel] f32, local minus anchor."""
+        """PUSH for ``pull``: ``delta`` is [numel] f32, local minus anchor. Returns once its bytes have left.
+
+        A serving peer does not wait: there a newer answer of the fragment may replace one that has not left.
+        """
         self.local_step = self.local_step + 1 if local_step is None else local_step
         push = PushFragment(
             self.learner_id,
@@ -188,8 +191,12 @@ class Peer:
             bytes(encode(torch.from_numpy(delta), self.dtype)),
         )
         self.journal.sent(self.generation, push)
-        sent = self.group.send(push)
-        assert sent or self._delta is not None, f"peer {self.learner_id} is closed: {self.closed}"
+        if self._delta is not None:
+            self.group.send(push)
+            return push
+        left = threading.Event()
+        assert self.group.send(push, left.set), f"peer {self.learner_id} is closed: {self.closed}"
+        assert left.wait(WAIT_S), f"peer {self.learner_id} could not send within {WAIT_S:g} s"
         return push
 
     def serve(self, delta: Delta) -> None:
