@@ -28,6 +28,8 @@ MACHINES = [
     "yeto_torch/session.py",
     "yeto_torch/protocol/frames.py",
     "yeto_torch/protocol/chunks.py",
+    "yeto_torch/protocol/buffers.py",
+    "yeto_torch/transport/outbox.py",
     "syncer/checkpoint/format.py",
     "syncer/checkpoint/resume.py",
     "syncer/svd/ledger.py",
