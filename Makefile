@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint wheel notebooks clean
+.PHONY: help demo test crash lint wheel notebooks clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ demo: $(VENV)/.installed-demo  ## train real digits with a syncer and two learne
 
 test: $(VENV)/.installed-test  ## the test suite (ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
+
+crash: $(VENV)/.installed-test  ## a hundred SIGKILLs of syncers and learners in all (minutes)
+	@$(BIN)/python -m pytest tests/crash -m "crash or not crash" $(ARGS)
 
 lint: $(VENV)/.installed-test  ## ruff (rules and format) and mypy
 	@$(BIN)/ruff check .
