@@ -42,6 +42,7 @@ _LAST_WORD_S = 5.0
 _LOOK_EVERY_S = 0.05  # for the address file
 _TELL_EVERY_S = 10.0
 _TAIL_LINES = 20
+_MEANT_OTHERWISE = ("null", "true", "false", "nan", "inf")
 _PORTS = range(20_000, 30_000)
 
 Say = Callable[[str], None]
@@ -265,17 +266,17 @@ def _written(value: Any) -> str:
             return "[" + ",".join(_written(item) for item in value) + "]"
         case str() | Path():
             text = str(value)
-            if re.fullmatch(r"[A-Za-z_/][\w./:-]*", text) and text.lower() not in (
-                "null",
-                "true",
-                "false",
-                "nan",
-                "inf",
-            ):
-                return text
-            return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+            plain = re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./:-]*", text) and text.lower() not in _MEANT_OTHERWISE
+            return text if plain else _quoted(text)
         case _:
             return str(value)
+
+
+def _quoted(text: str) -> str:
+    """Backslashes count only before an interpolation, before a quote and at the end."""
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    text = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"
 
 
 def free_port(host: str) -> int:
