@@ -96,7 +96,7 @@ class Server:
         self._lock = Lock()
         self._changed = Condition(self._lock)
         self._silent: OrderedDict[int, socket.socket] = OrderedDict()  # first frame awaited, oldest first
-        self._tickets: dict[int, socket.socket] = {}
+        self._tickets: dict[int, tuple[Member, socket.socket]] = {}  # HELLO said, the actor's word awaited
         self._groups: dict[Member, _Admitted] = {}
         self._newest: dict[int, Member] = {}  # the last generation admitted per learner
         self._early: OrderedDict[int, tuple[Member, _Early]] = OrderedDict()
@@ -128,7 +128,8 @@ class Server:
         with self._lock:
             self._closing = True
             groups = [entry.group for entry in self._groups.values()]
-            waiting = [*self._silent.values(), *self._tickets.values(), *(e.sock for _, e in self._early.values())]
+            sockets = (sock for _, sock in self._tickets.values())
+            waiting = [*self._silent.values(), *sockets, *(early.sock for _, early in self._early.values())]
             self._changed.notify_all()
         if self._listener is not None:
             with suppress(OSError):
@@ -149,7 +150,7 @@ class Server:
         limits = GroupLimits(hello.layout, hello.dtype, Direction.TO_SYNCER, self._policy.schedule.pipeline)
         reception = _Reception(self, member, hello, self._policy.schedule.pipeline)
         with self._lock:
-            sock = self._tickets.pop(ticket)
+            _, sock = self._tickets.pop(ticket)
             group = Group(
                 sock,
                 limits,
@@ -165,14 +166,21 @@ class Server:
             for number, _ in early:
                 del self._early[number]
             self._changed.notify_all()
-        group.start()
+        try:
+            group.start()
+        except RuntimeError as error:  # not one thread is to be had: the learner dials again
+            for lost in (sock, *(entry.sock for _, entry in early)):
+                lost.close()
+            self._on_closed(member, Closed(f"no thread for {group.name}: {error}"))
+            return
         for _, entry in early:
             self._attach(group, entry.index, entry.sock)
 
     def refuse(self, ticket: int, text: str) -> None:
         """ERROR to the socket behind ``ticket``."""
         with self._lock:
-            sock = self._tickets.pop(ticket)
+            _, sock = self._tickets.pop(ticket)
+            self._changed.notify_all()  # its data sockets wait in vain
         self._refuse_later(sock, text)
 
     def send(self, member: Member, message: Message) -> None:
@@ -216,7 +224,12 @@ class Server:
                     _, crowded_out = self._silent.popitem(last=False)
             if crowded_out is not None:
                 _shut(crowded_out)
-            Thread(target=self._first_frame, args=(number, sock), name=f"handshake-{number}", daemon=True).start()
+            try:
+                Thread(target=self._first_frame, args=(number, sock), name=f"handshake-{number}", daemon=True).start()
+            except RuntimeError as error:
+                log.warning("no thread for a new connection: %s", error)
+                self._is_stale(number)
+                sock.close()
 
     def _first_frame(self, number: int, sock: socket.socket) -> None:
         try:
@@ -246,7 +259,7 @@ class Server:
         with self._lock:
             full = len(self._tickets) >= _MAX_TICKETS
             if not full:
-                self._tickets[number] = sock
+                self._tickets[number] = Member(hello.learner_id, hello.generation), sock
         if full:
             sock.close()
         else:
@@ -258,15 +271,15 @@ class Server:
         member = Member(hello.learner_id, hello.generation)
         crowded_out = None
         with self._lock:
-            entry = self._groups.get(member)
-            superseded = entry is not None and self._newest[member.learner_id] != member
-            if entry is None:
+            entry, newest = self._groups.get(member), self._newest.get(member.learner_id)
+            too_late = newest == member if entry is None else newest != member  # its group is dead, or superseded
+            if entry is None and not too_late:
                 early = _Early(sock, hello.stream_index, now + _EARLY_S)
                 self._early[next(self._numbers)] = (member, early)
                 if len(self._early) > _MAX_EARLY:
                     _, (_, crowded_out) = self._early.popitem(last=False)
                 self._changed.notify_all()
-        if superseded:
+        if too_late:
             sock.close()
         elif entry is not None:
             self._attach(entry.group, hello.stream_index, sock)
@@ -293,7 +306,11 @@ class Server:
             finally:
                 self._refusals.release()
 
-        Thread(target=say, name="refusal", daemon=True).start()
+        try:
+            Thread(target=say, name="refusal", daemon=True).start()
+        except RuntimeError:  # no thread to be had: a bare close, and the learner dials again
+            self._refusals.release()
+            sock.close()
 
     # ------------------------------------------------------------------ the end of a group
 
@@ -311,9 +328,11 @@ class Server:
                 if self._closing:
                     return
                 now = time.monotonic()
-                late = [number for number, (_, entry) in self._early.items() if entry.until <= now]
+                asked = {member for member, _ in self._tickets.values()}  # their HELLO is here, and not yet decided on
+                waiting = {n: entry.until for n, (member, entry) in self._early.items() if member not in asked}
+                late = [number for number, until in waiting.items() if until <= now]
                 overdue = [self._early.pop(number)[1].sock for number in late]
-                deadlines = [entry.until for _, entry in self._early.values()]
+                deadlines = [until for until in waiting.values() if until > now]
                 idle = []
                 for entry in self._groups.values():
                     if entry.beats and not entry.group.closed:
