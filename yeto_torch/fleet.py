@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from yeto_torch.folder import RunFolder
 from yeto_torch.processes import Child, Children, Event, Exited, Line, Signalled
 
 INTERRUPTED = 130
-IDLE_SYNCER_S = 30.0  # a syncer whose learners all ended well has only its marker left to write
+IDLE_SYNCER_S = 15.0  # a syncer whose learners all ended well has only its marker left to write
 _LISTENING = re.compile(r"syncer listening on (\S+:\d+)\s*$")
+_JOINED = re.compile(r"learner (\d+) \(generation \w+\) joined$")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -114,7 +115,7 @@ class Fleet:
 
     | what ends | then |
     |---|---|
-    | syncer, code 0 | the learners finish their own work |
+    | syncer, code 0 | the learners finish their own work; one that had not joined yet is stopped: it came too late |
     | syncer, else | it is the failure; the learners are stopped |
     | learner, code 0 | the others go on |
     | learner, else | started again while it may be; then it is the failure, and the others go on |
@@ -129,7 +130,9 @@ class Fleet:
     note: Callable[[str], None]
     children: Children = field(default_factory=Children)
     _syncer: Child | None = None
-    _learners: dict[Child, int] = field(default_factory=dict)
+    _learners: dict[Child, int] = field(default_factory=dict)  # the living ones
+    _joined: set[Child] = field(default_factory=set)
+    _too_late: set[Child] = field(default_factory=set)
     _starts: dict[int, int] = field(default_factory=dict)
     _address: str = ""
     _held_back: dict[Child, list[str]] = field(default_factory=dict)
@@ -137,7 +140,8 @@ class Fleet:
     _code: int | None = None  # decided, whatever the children still do
     _note: str = ""
     _interrupted: bool = False
-    _deadline: float | None = None  # until then all must have ended
+    _stopping: bool = False
+    _deadline: float | None = None  # until then those that were told to must have ended
     _idle_deadline: float | None = None
 
     def run(self, tick: Callable[[], None] | None = None, every_s: float = 0.25) -> Outcome:
@@ -184,11 +188,12 @@ class Fleet:
     def _line(self, child: Child, text: str) -> None:
         if child is self._syncer:
             self.output(child.name, text)
-            found = _LISTENING.search(text)
-            if found and not self._starts and not self._stopping:
+            if not self._starts and not self._stopping and (found := _LISTENING.search(text)):
                 for learner in range(self.launch.learners):
                     self._start_learner(learner, found[1])
-        elif child in self._held_back or (self._stopping and text.startswith(_TRACEBACK)):
+            elif found := _JOINED.search(text):
+                self._joined.update(c for c, learner in self._learners.items() if learner == int(found[1]))
+        elif child in self._held_back or (self._told_to_end(child) and text.startswith(_TRACEBACK)):
             self._held_back.setdefault(child, []).append(text)
         else:
             self.output(child.name, text)
@@ -210,11 +215,16 @@ class Fleet:
             self._stop("the syncer has ended; stopping the learners")
         elif not self._starts:
             self._code, self._note = 1, "the syncer ended before it listened"
+        else:
+            self._too_late = self._learners.keys() - self._joined
+            for late in self._too_late:
+                self.note(f"the run was complete before {late.name} had joined; stopping it")
+            self._interrupt(self._too_late)
 
     def _learner_ended(self, child: Child, code: int) -> None:
         learner = self._learners.pop(child)
         syncer_lives = self._syncer is not None and self._syncer.code is None
-        if self._stopping:
+        if self._told_to_end(child):
             return
         if code != 0:
             if syncer_lives and self._starts[learner] <= self.launch.max_restarts:
@@ -235,27 +245,32 @@ class Fleet:
 
     # what must be done
 
-    @property
-    def _stopping(self) -> bool:
-        return self._deadline is not None
+    def _told_to_end(self, child: Child) -> bool:
+        return self._stopping or child in self._too_late
 
     def _stop(self, why: str) -> None:
         if self._stopping:
             return
-        self._deadline = time.monotonic() + self.launch.grace_s
+        self._stopping = True
         if self.children.alive:
             self.note(why)
-        for child in self.children.alive:
+        self._interrupt(self.children.alive)
+
+    def _interrupt(self, children: Collection[Child]) -> None:
+        for child in children:
             child.signal(signal.SIGINT)
+        if children:
+            self._deadline = time.monotonic() + self.launch.grace_s
 
     def _kill(self) -> None:
         for child in self.children.alive:
-            child.signal(signal.SIGKILL)
+            if self._told_to_end(child):
+                child.signal(signal.SIGKILL)
 
     def _on_time(self, now: float) -> None:
         if self._deadline is not None and now >= self._deadline:
             self._kill()
-            self._deadline = now + self.launch.grace_s
+            self._deadline = None
         if self._idle_deadline is not None and now >= self._idle_deadline:
             self._idle_deadline = None
             if self._failure is None:
