@@ -1,10 +1,14 @@
-"""Cumulative merges, local steps and tokens per logical learner; part of every checkpoint."""
+"""Cumulative merges, local steps and tokens per logical learner; part of every checkpoint.
+
+A checkpoint keeps them in 64 bits, and what a learner claims to have seen may be anything: counters stop at the top.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from syncer.core.events import PushArrived
+from yeto_torch.protocol.constants import U64_MAX
 
 Entry = tuple[int, int, int]
 
@@ -18,9 +22,9 @@ class Ledger:
     def add(self, response: PushArrived) -> None:
         merges, steps, tokens = self._entries.get(response.member.learner_id, (0, 0, 0))
         self._entries[response.member.learner_id] = (
-            merges + 1,
-            steps + response.c_steps,
-            tokens + response.c_tokens,
+            min(merges + 1, U64_MAX),
+            min(steps + response.c_steps, U64_MAX),
+            min(tokens + response.c_tokens, U64_MAX),
         )
 
     def rows(self) -> tuple[tuple[int, int, int, int], ...]:

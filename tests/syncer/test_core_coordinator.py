@@ -7,6 +7,7 @@ from syncer.core import events as ev
 from syncer.core.coordinator import Phase, ResumePoint
 from syncer.core.events import Member
 from tests.support.builders import Desk, hello, syncer_policy
+from yeto_torch.protocol.constants import U64_MAX
 
 OTHER = b"\x33" * 32
 
@@ -228,6 +229,12 @@ class TestRounds:
         d.push(0, 1, c_steps=9, c_tokens=90)
         d.push(1, 1, c_steps=2, c_tokens=20)
         assert d.coordinator.ledger_rows == ((0, 1, 3, 30), (1, 1, 2, 20))
+
+    def test_no_claim_of_tokens_makes_a_ledger_that_no_checkpoint_can_hold(self):
+        d = desk(learners=1, quorum=1).assemble()
+        for step in (1, 2):
+            d.push(0, step, c_tokens=U64_MAX)
+        assert d.coordinator.ledger_rows == ((0, 2, 2, U64_MAX),)
 
     def test_a_joiner_neither_counts_nor_blocks_and_enters_at_the_next_launch(self):
         d = desk(learners=3, quorum=2, pipeline=1, grace_ms=0).assemble()
