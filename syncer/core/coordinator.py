@@ -100,7 +100,7 @@ class Coordinator:
                 self._check_losses(now)
                 self._check_reports(now)
             case Phase.FINALIZING:
-                self._check_ack_deadline(now)
+                self._check_acks(now)
         if self.phase is Phase.RUNNING and not self._issuance_closed:
             self._do(*self._rounds.launch(self._roster.current, now))
         return self._take()
@@ -207,7 +207,7 @@ class Coordinator:
             case ev.BudgetReported():
                 self._on_budget(event, now)
             case ev.Drained():
-                self._cut(now)
+                self._cut()
             case ev.GroupLost(member, reason, violated):
                 self._on_lost(member, reason, now)
                 if self._cutoff is not None and violated is MessageType.BUDGET_DONE:
@@ -359,20 +359,20 @@ class Coordinator:
         self.phase = Phase.CUTTING
         self._do(fx.Drain())
 
-    def _cut(self, now: float) -> None:
+    def _cut(self) -> None:
         if self.phase is not Phase.CUTTING:
             return
         if self._cutoff is None:
-            self._freeze(now)
+            self._freeze()
             return
         self._save()
         self._do(fx.Say("learner-budget cutoff checkpoint written"))
         self._end_well()
 
-    def _freeze(self, now: float) -> None:
+    def _freeze(self) -> None:
         step, members = self.committed, self._roster.current
         self.phase = Phase.FINALIZING
-        self._finalization = Finalization((m.learner_id for m in members), step, now + self._policy.final.ack_timeout_s)
+        self._finalization = Finalization((m.learner_id for m in members), step, self._policy.final.ack_timeout_s)
         self._do(fx.Say(f"training complete after {step} outer steps"), fx.WriteFinal(step))
         self._do(fx.Note("final", {"step": step, "expected": [m.learner_id for m in members]}))
         if not members:
@@ -407,8 +407,8 @@ class Coordinator:
         self.phase = Phase.DONE
         self._do(fx.Note("end", {"step": self.committed, "code": 0}), fx.Finish(0))
 
-    def _check_ack_deadline(self, now: float) -> None:
-        if now >= self._final.deadline:
+    def _check_acks(self, now: float) -> None:
+        if self._final.overdue(now):
             missing = ", ".join(map(str, self._final.missing))
             self._fail(
                 f"final cut not acknowledged within {self._policy.final.ack_timeout_s} s by learners {missing}: the "

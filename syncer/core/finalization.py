@@ -22,12 +22,16 @@ class Finalization:
     Args:
         expected: logical ids live at the freeze.
         step: the final global step.
-        deadline: when the wait ends.
+        timeout_s: how long the wait lasts.
+
+    Attributes:
+        deadline: when the wait ends; None until it has begun.
     """
 
-    def __init__(self, expected: Iterable[int], step: int, deadline: float) -> None:
+    def __init__(self, expected: Iterable[int], step: int, timeout_s: float) -> None:
         self.expected = frozenset(expected)
-        self.step, self.deadline = step, deadline
+        self.step, self._timeout_s = step, timeout_s
+        self.deadline: float | None = None
         self._queued: set[Member] = set()
         self._acked: dict[int, set[Member]] = {}
 
@@ -52,6 +56,12 @@ class Finalization:
     def lost(self, member: Member) -> None:
         """A group is gone. An accepted acknowledgement stays."""
         self._queued.discard(member)
+
+    def overdue(self, now: float) -> bool:
+        """Is the wait over? It begins when first asked about: the cut is written and queued by then, however large."""
+        if self.deadline is None:
+            self.deadline = now + self._timeout_s
+        return now >= self.deadline
 
     def acknowledge(self, member: Member, step: int) -> str | None:
         """An ACK arrived; None when it is accepted (again), else the violation it is."""

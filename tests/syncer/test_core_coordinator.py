@@ -561,6 +561,17 @@ class TestTheEnd:
         assert not d.all(fx.WriteMarker)
         assert not d.all(fx.SendShutdown)
 
+    def test_the_time_it_takes_to_write_the_state_is_not_taken_from_the_learners(self):
+        d = desk(2, total_steps=1, pipeline=1, fragments=1, ack_timeout_s=30).assemble()
+        d.push(0, 1)
+        d.push(1, 1, tick=False)
+        d.now += 100.0  # the checkpoint and the final state of a large model
+        d.tick()
+        d.wait(29.9)
+        assert d.finish is None
+        d.wait(0.1)
+        assert d.finish.code == 1
+
     def test_nobody_at_the_freeze_writes_the_state_and_fails(self):
         d = desk(2, total_steps=1, pipeline=1, fragments=1, merges=False, path="c", mark_final=True).assemble()
         for learner in (0, 1):

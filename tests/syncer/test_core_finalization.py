@@ -78,6 +78,15 @@ def test_a_superseded_generation_that_was_served_may_still_acknowledge():
     assert machine.acked_members == (A1, A2)
 
 
+def test_the_wait_begins_when_it_is_first_asked_for():
+    machine = final()
+    assert machine.deadline is None
+    assert not machine.overdue(100.0)
+    assert machine.deadline == 130.0
+    assert not machine.overdue(129.9)
+    assert machine.overdue(130.0)
+
+
 @given(st.lists(st.tuples(st.sampled_from(["queue", "lose", "ack", "wrong"]), st.sampled_from([A1, A2, B1]))))
 def test_finalization_equals_a_dumb_twin(moves):
     """Twin: an ACK counts if, searching backwards, its generation was queued later than it was lost."""
