@@ -34,7 +34,7 @@ from enum import Enum, auto
 
 from yeto_torch.cut import FinalCut, same_bytes
 from yeto_torch.effects import Adopt, Effect, Fail, Install, Respond, Write
-from yeto_torch.protocol.constants import U32_MAX
+from yeto_torch.protocol.constants import U32_MAX, U64_MAX
 from yeto_torch.protocol.errors import PeerError, RefusedError, YetoError
 from yeto_torch.protocol.messages import (
     BcastFragment,
@@ -354,17 +354,18 @@ class Session:
         return effects
 
     def _answer(self, slot: _Slot, local_step: int, tokens: int) -> Respond | None:
-        # A pull that overtook the first broadcast of its generation waits for it: after a roll-back our anchor may be one
-        # that this syncer has never made.
-        if slot.pull is None or slot.anchor is None or slot.heard is None:
+        # A pull that overtook the first broadcast of its generation waits for it: our anchor may be one that a syncer
+        # that was set back has never made.
+        if slot.pull is None or slot.anchor is None or slot.heard is None or self.generation is None:
             return None
         head = (slot.pull, self.generation, slot.anchor.version, slot.anchor.data)
         if self._budget is not None:
             steps, total = self._budget
-            return Respond(*head, local_step=steps, c_steps=steps, c_tokens=total)
+            return Respond(*head, local_step=steps, c_steps=steps, c_tokens=min(total, U64_MAX))
         c_steps = local_step - slot.steps_then
         if c_steps >= 1:
-            return Respond(*head, local_step, min(c_steps, U32_MAX), tokens - slot.tokens_then)
+            c_tokens = tokens - slot.tokens_then
+            return Respond(*head, local_step, min(c_steps, U32_MAX), min(c_tokens, U64_MAX))
         return Respond(*head, local_step, c_steps=1, c_tokens=0, zero=True) if self._passing else None
 
     def _reset(self) -> None:

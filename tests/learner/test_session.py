@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yeto_torch.effects import Adopt, Fail, Install, Respond, Write
+from yeto_torch.protocol.constants import U64_MAX
 from yeto_torch.protocol.errors import ConnectionLostError, PeerError, RefusedError
 from yeto_torch.protocol.messages import (
     BcastFragment,
@@ -177,6 +178,17 @@ def test_counters_run_since_the_adoption_and_are_not_reset_by_a_push():
     hand.pull(0, 3)
     (third,) = hand.step(tokens=1)
     assert (third.c_steps, third.c_tokens, third.base_version, third.anchor) == (1, 1, 1, NEW)
+
+
+def test_counters_stop_at_what_a_push_can_carry():
+    hand = Hand().anchored(0, 0)
+    hand.pull(0, 1)
+    (respond,) = hand.step(tokens=U64_MAX, n=2)
+    assert respond.c_tokens == U64_MAX
+    hand.session.freeze(hand.steps, hand.tokens)
+    hand.pull(1, 2)
+    (respond,) = hand.boundary()
+    assert respond.c_tokens == U64_MAX
 
 
 def test_the_newest_pull_of_a_fragment_wins_and_fragments_are_answered_together():
