@@ -45,6 +45,7 @@ COMMANDS = {"yeto_torch/folder.py", "yeto_torch/fleet.py", "yeto_torch/processes
 COMMANDS |= {name for name in SOURCES if name.startswith(("yeto_torch/demos/", "syncer/bench/"))}
 CLOCKS = {
     "yeto_torch/transport/sockets.py",
+    "yeto_torch/transport/tls.py",
     "yeto_torch/link.py",
     "syncer/actor.py",
     "syncer/server.py",  # deadlines of handshakes

@@ -17,7 +17,6 @@ Source: protocol v4, connection group; rulings on frames, streams, slow peers an
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from yeto_torch.protocol.messages import (
     decode,
 )
 from yeto_torch.transport.outbox import Job, Outbox
-from yeto_torch.transport.sockets import REFUSAL_S, Stream, clock, tune, why
+from yeto_torch.transport.sockets import REFUSAL_S, Socket, Stream, clock, tune, why
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ class Group:
 
     def __init__(
         self,
-        control: socket.socket,
+        control: Socket,
         limits: GroupLimits,
         num_streams: int,
         *,
@@ -158,7 +157,7 @@ class Group:
             missing = [self._start_line(line) for line in self._lines.values()]
         self._end_without_threads(missing)
 
-    def attach(self, index: int, sock: socket.socket) -> None:
+    def attach(self, index: int, sock: Socket) -> None:
         """Add data stream ``index`` (0-based), past its DATA_HELLO; the group owns ``sock`` unless this raises.
 
         Raises PeerError when the index is out of range or taken, LocalError when the group is closed.
@@ -400,7 +399,7 @@ class Group:
 
     # ------------------------------------------------------------------------------------------ lines
 
-    def _add_line(self, index: int, sock: socket.socket) -> _Line:
+    def _add_line(self, index: int, sock: Socket) -> _Line:
         tune(sock, self._write_timeout_s)
         line = self._lines[index] = _Line(Stream(index, sock), self._lock)
         return line

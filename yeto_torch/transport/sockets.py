@@ -15,9 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from yeto_torch.protocol.errors import PeerError
 from yeto_torch.protocol.frames import Frame, FrameReader
 from yeto_torch.protocol.limits import FirstFrameLimits
 from yeto_torch.protocol.messages import Buffer, Error, encode
+from yeto_torch.transport.tls import RECORD_START, ClientTls, TlsError, TlsSocket
+
+Socket = socket.socket | TlsSocket
 
 clock = time.monotonic  # seconds; every time in this package is of this clock
 
@@ -30,7 +34,7 @@ _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 15, 5, 6
 _ACK_TIMEOUT_S = 60.0
 
 
-def tune(sock: socket.socket, write_timeout_s: float = _ACK_TIMEOUT_S) -> None:
+def tune(sock: Socket, write_timeout_s: float = _ACK_TIMEOUT_S) -> None:
     """Set the options of a connected socket: no Nagle delay; a vanished host is noticed in about a minute.
 
     Keepalive alone does not run while sent bytes wait for their acknowledgement, hence the second limit. It stays
@@ -52,8 +56,8 @@ def tune(sock: socket.socket, write_timeout_s: float = _ACK_TIMEOUT_S) -> None:
                 sock.setsockopt(level, getattr(socket, name), value)
 
 
-def dial(host: str, port: int, timeout_s: float) -> socket.socket:
-    """A connected, tuned TCP socket, or ConnectionError saying what was tried."""
+def dial(host: str, port: int, timeout_s: float, tls: ClientTls | None = None) -> Socket:
+    """A connected, tuned TCP socket, or ConnectionError saying what was tried; TlsError when TLS itself failed."""
     deadline = clock() + timeout_s
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -72,7 +76,10 @@ def dial(host: str, port: int, timeout_s: float) -> socket.socket:
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
             sock.settimeout(None)
             tune(sock)
-            return sock
+            return sock if tls is None else tls.connect(sock, max(0.0, deadline - clock()))
+        except TlsError as error:
+            sock.close()
+            raise TlsError(f"cannot reach {host}:{port} securely: {error}") from error
         except OSError as error:
             sock.close()
             tried.append(f"{address[0]}: {why(error)}")
@@ -83,17 +90,18 @@ def why(error: OSError) -> str:
     """The words of an OSError without its number."""
     if isinstance(error, TimeoutError) and not error.strerror:
         return str(error) or "timed out"
-    return (error.strerror or str(error) or type(error).__name__).lower()
+    return error.strerror.lower() if error.strerror else str(error) or type(error).__name__.lower()
 
 
-def read_first_frame(sock: socket.socket, timeout_s: float) -> Frame:
-    """The HELLO or DATA_HELLO a fresh socket must begin with; not one byte behind it is read.
+def read_first_frame(sock: Socket, timeout_s: float) -> Frame:
+    """The HELLO or DATA_HELLO a fresh socket must begin with; not one byte behind it is read from the stream.
 
     The whole frame has ``timeout_s`` together, however it trickles in. Raises PeerError on a violation, TimeoutError
     and ConnectionError when it does not come.
     """
     deadline = clock() + timeout_s
     reader = FrameReader(FirstFrameLimits())
+    head = reader.buffer()
     try:
         while True:
             left = deadline - clock()
@@ -108,39 +116,48 @@ def read_first_frame(sock: socket.socket, timeout_s: float) -> Frame:
                 return frame
     except TimeoutError as error:
         raise TimeoutError(f"no whole first frame within {timeout_s:g} s") from error
+    except PeerError as error:
+        if bytes(head[: len(RECORD_START)]) == RECORD_START:
+            raise PeerError("the peer speaks TLS, but this port does not") from error
+        raise
     finally:
         with suppress(OSError):
             sock.settimeout(None)
 
 
-def send_parts(sock: socket.socket, parts: Sequence[Buffer], timeout_s: float) -> None:
+def send_parts(sock: Socket, parts: Sequence[Buffer], timeout_s: float) -> None:
     """Hand one frame to the kernel, for sockets that are in no group yet. Raises OSError."""
     Stream(0, sock).write(parts, timeout_s)
 
 
-def refuse(sock: socket.socket, text: str) -> None:
-    """Send ERROR and close, so that the text arrives although the peer may still be sending. At most about 2 s."""
+def refuse(sock: Socket, text: str | None) -> None:
+    """Send ERROR and close, so that the text arrives although the peer may still be sending. At most about 2 s.
+
+    Without a text what was sent before is given the time to arrive.
+    """
     deadline = clock() + REFUSAL_S
     with suppress(OSError):
-        send_parts(sock, encode(Error(text)), REFUSAL_S)
+        if text is not None:
+            send_parts(sock, encode(Error(text)), REFUSAL_S)
         linger(sock, deadline)
     sock.close()
 
 
-def linger(sock: socket.socket, deadline: float) -> None:
+def linger(sock: Socket, deadline: float) -> None:
     """Say that nothing more follows, then read and drop until the peer closes or ``deadline`` passes.
 
     Closing a socket that holds unread bytes would send a reset, and that destroys what the peer has not read yet.
     """
     with suppress(OSError):
         sock.shutdown(socket.SHUT_WR)
+        tcp = sock.tcp if isinstance(sock, TlsSocket) else sock  # what is dropped need not be decrypted
         poller = select.poll()
-        poller.register(sock, select.POLLIN)
+        poller.register(tcp, select.POLLIN)
         scratch = memoryview(bytearray(_SCRATCH_BYTES))
         drained = 0
         while drained < _DRAIN_BYTES and (left := deadline - clock()) > 0 and poller.poll(1000 * left):
             try:
-                count = sock.recv_into(scratch, 0, socket.MSG_DONTWAIT)
+                count = tcp.recv_into(scratch, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:  # another thread was faster
                 continue
             if count == 0:
@@ -153,11 +170,11 @@ class Stream:
 
     Attributes:
         index: 0 for the control stream, i + 1 for data stream i.
-        bytes_sent, bytes_received: of everything, envelopes included.
+        bytes_sent, bytes_received: of everything, envelopes included; what TLS adds is not counted.
         last_received_at: monotonic seconds.
     """
 
-    def __init__(self, index: int, sock: socket.socket) -> None:
+    def __init__(self, index: int, sock: Socket) -> None:
         self.index, self._sock = index, sock
         self.bytes_sent = self.bytes_received = 0
         self.last_received_at = clock()
@@ -185,7 +202,7 @@ class Stream:
             drained += count
 
     def write(self, parts: Sequence[Buffer], timeout_s: float) -> None:
-        """Hand all parts to the kernel, nothing joined or copied.
+        """Hand all parts to the kernel, nothing joined, and nothing copied but by TLS.
 
         Raises TimeoutError when not a single byte was accepted for ``timeout_s``, another OSError when the socket
         is lost. This is the only place that writes to a socket.
