@@ -23,7 +23,7 @@ import torch
 from yeto_torch.config import LearnerConfig
 from yeto_torch.effects import Adopt, Effect, Fail, Install, Respond, Write
 from yeto_torch.exchange import Exchange
-from yeto_torch.link import Link, Outgoing, clock
+from yeto_torch.link import RELEASE_S, Link, Outgoing, clock
 from yeto_torch.protocol.codec import encode
 from yeto_torch.protocol.constants import Direction
 from yeto_torch.protocol.errors import ConnectionLostError, NonFiniteError, RunError, YetoError
@@ -34,6 +34,7 @@ from yeto_torch.session import Phase, Session
 
 log = logging.getLogger("yeto_torch")
 _SAY_EVERY_S = 5.0
+_ACK_S = 1.0  # for the acknowledgement of the cut to be handed to the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Learner:
 
         Raises ConnectionLostError after ``connect_timeout_s``, RefusedError when the syncer says no.
         """
-        self.link.start()
+        self.link.start(at_exit=self.close)
         if not self.config.wait_for_start:
             return
         timeout_s = self.config.connect_timeout_s
@@ -173,7 +174,16 @@ class Learner:
         )
 
     def close(self) -> None:
-        """Leave."""
+        """Leave. A final cut that has begun to come is taken first, for at most 5 s: the fleet waits for our word."""
+        if not self.link.is_ours:
+            return
+        with self.link.lock:
+            is_ending = self._session.phase is Phase.FINALIZING
+        if is_ending:
+            try:
+                self._serve_until(lambda: self._session.finished, RELEASE_S, RunError)
+            except YetoError as error:
+                log.warning("leaving without the final cut: %s", error)
         self.link.close()
 
     @property
@@ -254,6 +264,8 @@ class Learner:
                 with self.link.lock:
                     self._session.installed(effect.manifest)
                 self.link.nudge()
+                # Training is over, so this wait costs nothing: a loop on `finished` makes no step too many.
+                self.link.wait(lambda: self._session.finished, _ACK_S)
             case Fail():
                 raise effect.error.with_traceback(None)
 
