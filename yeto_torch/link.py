@@ -127,13 +127,14 @@ class Link:
         self._reported_on: int | None = None  # the generation the budget report was queued on
         self._traffic = Traffic()
         self._process = os.getpid()
+        self._at_exit: Callable[[], None] = self.close
         self._thread = Thread(target=self._run, name="yeto-link", daemon=True)
 
     # ------------------------------------------------------------------------------------------ the owner's calls
 
-    def start(self) -> None:
-        """Begin to dial. A process that exits leaves as ``close`` does."""
-        atexit.register(self.close)
+    def start(self, at_exit: Callable[[], None]) -> None:
+        """Begin to dial. ``at_exit`` is called if the process exits before ``close``."""
+        self._at_exit = atexit.register(at_exit)
         self._thread.start()
 
     def submit(self, outgoing: Outgoing) -> None:
@@ -169,8 +170,8 @@ class Link:
 
     def close(self) -> None:
         """Leave: a learner that holds the final cut first waits up to 5 s for SHUTDOWN, any other goes at once."""
-        if os.getpid() != self._process:
-            return  # a forked child shares the sockets; only its parent may end them
+        if not self.is_ours:
+            return
         session = self.session
         with self.lock:
             if session.is_installed:
@@ -185,11 +186,16 @@ class Link:
             group.close()
         if self._thread.is_alive() and self._thread is not current_thread():
             self._thread.join(1.0)  # it may be dialling; it is a daemon and ends with that
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a forked child: it shares the sockets, and only its parent may end them."""
+        return os.getpid() == self._process
 
     def abandon(self) -> None:
         """Leave as ``close`` does, without waiting: for a finalizer, which may run while any thread holds the lock."""
-        if os.getpid() == self._process:
+        if self.is_ours:
             Thread(target=self.close, name="yeto-leave", daemon=True).start()
 
     # ------------------------------------------------------------------------------------------ link thread
