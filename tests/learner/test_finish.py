@@ -21,7 +21,7 @@ from tests.support.support_learner_world import (
     zero_gradients,
 )
 from yeto_torch import RefusedError, RunError
-from yeto_torch.protocol.messages import BudgetDone, FinalAck, InitParams
+from yeto_torch.protocol.messages import BudgetDone, FinalAck, FinalManifest, InitParams
 
 
 @pytest.fixture
@@ -163,6 +163,32 @@ def test_a_cut_lost_half_way_is_installed_from_the_next_connection_only(syncer):
     assert holds(model, FINAL)
 
 
+def test_who_leaves_with_the_cut_at_hand_takes_it_first(syncer):
+    """The loop was over before the cut came, and nobody calls finish()."""
+    model = model_of(**TWO)
+    optimizer, group = started(syncer, model)
+    group.cut(2, (1, 2), FINAL)
+    await_session(optimizer, lambda session: session._cut.is_whole)
+    left = in_background(optimizer.close)
+    group.next(FinalAck)
+    group.shutdown()
+    assert left() is None
+    assert optimizer.finished
+    assert holds(model, FINAL)
+
+
+def test_a_cut_that_never_gets_whole_holds_nobody_for_long(syncer, caplog, monkeypatch):
+    monkeypatch.setattr("yeto_torch.learner.RELEASE_S", 0.2)
+    model = model_of(**TWO)
+    optimizer, group = started(syncer, model)
+    assert group.group.send(FinalManifest(2, (1, 2)))
+    await_session(optimizer, lambda session: session._cut.manifest is not None)
+    optimizer.close()
+    group.wait_closed()
+    assert "leaving without the final cut: the final values of fragments 0, 1 at step 2" in caplog.text
+    assert not optimizer.finished
+
+
 def test_no_cut_in_time_is_an_error_that_says_what_was_missing(syncer):
     model = model_of(**TWO)
     optimizer, group = started(syncer, model)
@@ -257,6 +283,34 @@ def test_a_loop_that_simply_ends_does_not_strand_the_fleet(syncer, root):
             child.kill()
 
 
+ENDS_EARLY = (
+    ENDS.partition("while not")[0]
+    + """
+print("joined", flush=True)
+session = optimizer._learner.link.session
+assert optimizer._learner.link.wait(lambda: session._cut.is_whole, 60)
+print("over", flush=True)
+"""
+)
+
+
+def test_a_script_that_ends_with_the_cut_at_hand_takes_it_first(syncer, root):
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", ENDS_EARLY, syncer.address], cwd=root, stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            group = syncer.group(0, 120.0)
+            group.broadcast(0, 0, vector(0.0))
+            assert child.stdout.readline() == "joined\n"
+            group.cut(1, (1,), [vector(0.25)])
+            assert child.stdout.readline() == "over\n"
+            group.next(FinalAck)
+            group.shutdown()
+            assert child.wait(WAIT_S) == 0
+        finally:
+            child.kill()
+
+
 # ---------------------------------------------------------------------------------------------- the learner budget
 
 
@@ -318,7 +372,7 @@ def test_a_report_waits_for_a_connection(syncer):
     group.cut_off()
     await_session(optimizer, lambda s: s.generation is None)
     optimizer.report_budget(1)
-    assert syncer.group(len(syncer.groups) - 1).next(BudgetDone).steps == 1
+    assert syncer.group(1).next(BudgetDone).steps == 1
     optimizer.close()
 
 
