@@ -71,6 +71,7 @@ class Coordinator:
         self._finalization: Finalization | None = None
         self._rejections = Rejections()
         self._cutoff = _cutoff(policy)
+        self._ungreeted: set[Member] = set()  # joined while the cut was prepared
         self._effects: list[fx.Effect] = []
         self.phase = Phase.ASSEMBLING
 
@@ -248,10 +249,16 @@ class Coordinator:
             if self._assemble(now):  # it was the last one awaited, and the start sent it everything
                 return
             fragments = self._start_state.greet(member)
-        versions = self._rounds.schedule.versions
-        self._do(*(fx.Broadcast(f, versions[f], (member,)) for f in fragments))
+        elif self.phase is Phase.CUTTING:  # the last step is not durable yet
+            self._ungreeted.add(member)
+            return
+        self._send_fragments(member, fragments)
         if self.phase is Phase.FINALIZING:
             self._send_cut(member)
+
+    def _send_fragments(self, member: Member, fragments: tuple[int, ...]) -> None:
+        versions = self._rounds.schedule.versions
+        self._do(*(fx.Broadcast(f, versions[f], (member,)) for f in fragments))
 
     def _ending_refusal(self, learner_id: int) -> str | None:
         if self._finalization is None or learner_id in self._finalization.expected:
@@ -378,6 +385,8 @@ class Coordinator:
         if not members:
             self._fail(f"no learner was connected at the final cut of step {step}: its state is written, unmarked")
         for member in members:
+            if member in self._ungreeted:
+                self._send_fragments(member, self._start_state.initialized)
             self._send_cut(member)
 
     def _send_cut(self, member: Member) -> None:

@@ -90,13 +90,13 @@ class LearnerNode:
     def connection(self) -> Connection | None:
         return self.process.connection if self.process is not None else None
 
-    def kill(self) -> None:
+    def kill(self, *, may_end: bool = True) -> None:
         """SIGKILL; booted again after a while, unless it is never to come back."""
         if self.process is None:
             return
         self.process.end()
         self.process = None
-        if self.learner_id == self.scenario.never_back and self.judge.committed > 0:
+        if may_end and self.learner_id == self.scenario.never_back and self.judge.committed > 0:
             self.gone = True
             self.tell("KILLED for good")
             return
@@ -234,6 +234,8 @@ class LearnerProcess:
     def _leave(self) -> None:
         self._check_final()
         self.tell("leaves with the final cut")
+        if self.session.phase is not sessions.Phase.CLOSED:
+            self._judge.left_alone.add(self._id)
         self._node.done, self._node.process = True, None
         self.session.leave()
         self.end()
@@ -264,7 +266,9 @@ class LearnerProcess:
         if old is not None and not set_back:
             alpha = np.float32(self._scenario.alpha)
             wanted = alpha * before + (np.float32(1) - alpha) * wanted
-        self._claim(np.allclose(self._flat(fragment), wanted, rtol=1e-6, atol=1e-7), f"version {version} adopted wrongly")
+        self._claim(
+            np.allclose(self._flat(fragment), wanted, rtol=1e-6, atol=1e-7), f"version {version} adopted wrongly"
+        )
         self._claim(adopt.write is not Write.KEEP, "nothing froze it")
         self._anchors[fragment] = (version, raw, self.local_step, self.tokens)
         self._adopted[fragment] = version
@@ -320,7 +324,9 @@ class LearnerProcess:
                 "learner": GroupLimits(wire, self._dtype, Direction.TO_LEARNER),
                 "syncer": GroupLimits(wire, self._dtype, Direction.TO_SYNCER, scenario.policy.schedule.pipeline),
             }
-            connection: Connection = ByteConnection(self._world, scenario.streams, scenario.latency_s, limits)
+            connection: Connection = ByteConnection(
+                self._world, scenario.streams, scenario.latency_s, limits, scenario.kernel_bytes
+            )
         else:
             connection = Connection(self._world, scenario.streams, scenario.latency_s)
         hello = Hello(
@@ -434,4 +440,3 @@ class LearnerProcess:
         if generation == self.session.generation:
             self._on_their_way.discard(fragment)
             self._later(0.0, self._serve)
-

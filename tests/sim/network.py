@@ -29,8 +29,8 @@ class Pipe:
         self._world, self._latency_s, self._deliver = world, latency_s, deliver
         self._items: deque[tuple[Any, float]] = deque()
         self._stalled_until = 0.0
-        self._pumping = self._sealed = False
-        self._open = False
+        self._pumping = self._sealed = self._open = False
+        self.on_delivered: Callable[[], None] = lambda: None  # there is room again
 
     def put(self, item: Any, not_before: float = 0.0) -> None:
         """Send something; ``not_before`` is the earliest moment of its arrival."""
@@ -72,7 +72,13 @@ class Pipe:
         if self._items and max(self._items[0][1], self._stalled_until) <= self._world.now:
             item, _ = self._items.popleft()
             self._deliver(item)
+            self.on_delivered()
         self._pump()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes under way, where bytes travel."""
+        return sum(len(item) for item, _ in self._items if item is not EOF)
 
 
 class End:
@@ -189,7 +195,7 @@ class Connection:
         for pipe in self.pipes[end]:
             pipe.end()
         control, *data = self.pipes[self.other(end)]
-        if not flush:
+        if not flush and self.world.rng.random() < 0.3:  # a reset overtakes what the kernel still had to send
             for pipe in data if error is not None else [control, *data]:
                 pipe.lose_tail()
         if error is not None:

@@ -65,12 +65,15 @@ def _let_happen(world: World, scenario: Scenario, judge: Judge) -> None:
     def restart_everybody() -> None:
         """A run without a checkpoint begins anew: so do its learners, or nobody would send INIT."""
         for learner in learners:
-            learner.kill()
+            learner.kill(may_end=False)
 
     syncer.restarted_fresh = restart_everybody
     world.after(0.0, syncer.start)
 
     def over() -> bool:
+        """Everybody has gone home, or those that have not were too late: their place is taken."""
+        if all(node.over for node in learners) and judge.durable == scenario.policy.total_steps:
+            return True  # with nobody left a syncer that was restarted behind the marker waits in vain
         return syncer.over and all(n.over or n.process is None or n.ack_boot != n.boots for n in learners)
 
     if not world.run(scenario.calm_at + _PATIENCE_S, over):

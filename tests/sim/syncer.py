@@ -98,7 +98,9 @@ class SyncerNode:
         self.exits.append(finish)
         self.disk.heal()
         if finish is None:
-            self.disk = self.disk.after_power_cut(self.world.rng) if self.scenario.power_cuts else self.disk.after_kill()
+            self.disk = (
+                self.disk.after_power_cut(self.world.rng) if self.scenario.power_cuts else self.disk.after_kill()
+            )
         if not self.over:
             self.world.after(self.world.rng.choice([0.2, 2.0, 10.0]), self.start)
 
@@ -213,6 +215,7 @@ class Process:
             if self._finish is not None:
                 return
         if not self.inbox:
+            self._judge.decided_at = self._world.now
             yield from self._perform(self.coordinator.on_time(self._world.now))
             self._explain()
 
@@ -221,6 +224,7 @@ class Process:
             yield from self._do(effect)
         self._judge.settled()
         while self._own and self._finish is None:
+            self._judge.decided_at = self._world.now
             for effect in self.coordinator.handle(self._own.popleft(), self._world.now):
                 yield from self._do(effect)
             self._judge.settled()
@@ -249,8 +253,10 @@ class Process:
         self.tell(f"EXIT {finish.code} {finish.text}")
         if finish.code == 1:
             self._judge.failed(finish)
-        for connection in [*self._groups.values(), *self._tickets.values()]:
+        for connection in self._groups.values():
             connection.syncer.close(finish.text if finish.terminal else None, flush=finish.code == 0)
+        for connection in self._tickets.values():
+            connection.syncer.close()
         self._node.ended(finish)
 
     # ------------------------------------------------------------------ effects

@@ -36,10 +36,13 @@ class ByteConnection(Connection):
 
     Args:
         limits: of what arrives, by the name of the receiving end.
+        kernel_bytes: what a socket's buffers hold.
     """
 
-    def __init__(self, world: World, streams: int, latency_s: float, limits: dict[str, GroupLimits]) -> None:
-        self._limits = limits
+    def __init__(
+        self, world: World, streams: int, latency_s: float, limits: dict[str, GroupLimits], kernel_bytes: int
+    ) -> None:
+        self._limits, self._kernel_bytes = limits, kernel_bytes
         self._tables = {n: Reassembler(o.max_inner, o.max_partials, o.max_reserved_bytes) for n, o in limits.items()}
         self._outboxes = {name: Outbox(streams) for name in limits}
         self._attached: dict[str, set[int]] = {name: {0} for name in limits}
@@ -99,7 +102,7 @@ class ByteConnection(Connection):
         for stream in sorted(self._attached[end.name]):
             if (end.name, stream) not in self._writing and (job := outbox.take(stream, self.world.now)) is not None:
                 self._write(end, job)
-                self.world.after(self.world.rng.uniform(0.0, 0.02), self._written, end, job)
+                self._drained(end, job)
         if (deadline := outbox.next_deadline(self.world.now)) is not None:
             self.world.at(deadline, self._kick, end)
 
@@ -110,6 +113,15 @@ class ByteConnection(Connection):
             size = self.world.rng.choice([1, 5, 30, 200, 2000])
             pipe.put(data[:size])
             data = data[size:]
+
+    def _drained(self, end: End, job: Job) -> None:
+        """A frame is written once the kernel's buffer takes its last byte; a stalled stream holds its writer up."""
+        pipe = self.pipes[self.other(end)][job.stream]
+        if pipe.pending_bytes <= self._kernel_bytes:
+            pipe.on_delivered = lambda: None
+            self.world.after(0.0, self._written, end, job)
+        else:
+            pipe.on_delivered = lambda: self._drained(end, job)
 
     def _written(self, end: End, job: Job) -> None:
         if end.closed or self._writing.get((end.name, job.stream)) is not job:

@@ -582,6 +582,19 @@ class TestTheEnd:
         assert kinds(d.new) == ["Commit", "Record", "Drain", "WriteFinal", "Finish"]
         assert d.finish.code == 1
 
+    def test_who_joins_while_the_pool_drains_sees_the_last_step_once_it_is_durable(self):
+        d = desk(2, total_steps=1, pipeline=1, fragments=1, path="c", every=1).assemble()
+        d.drains = False
+        d.push(0, 1)
+        d.push(1, 1)
+        assert d.coordinator.waiting_for() == "step 1: the SVD pool to finish"
+        d.join(1, 2)
+        assert kinds(d.new) == ["Admit"]
+        d.tell(ev.Drained())
+        assert kinds(d.new) == ["WriteFinal", "SendCut", "Broadcast", "SendCut"]
+        assert d.latest(fx.Broadcast) == [fx.Broadcast(0, 1, (Member(1, 2),))]
+        assert [e.member for e in d.latest(fx.SendCut)] == [Member(0, 1), Member(1, 2)]
+
     def test_pushes_after_the_end_are_out_of_round(self):
         d = self.ended()
         d.push(0, 1, attempt=1)
