@@ -262,7 +262,7 @@ class Zygote:
         self._line.close()
 
 
-def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, pause_s: float = 0.02) -> Any:
     """The first true value of ``condition``, for what only a look at a file or another process tells."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -270,7 +270,7 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) ->
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(pause_s)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """A relay between learners and a syncer: it records what passes, and does to it what networks do.
 
-Learners dial the relay; where it leads may be changed (``target``), so that a syncer may come back on another port. A
-rule sees every piece before it passes: it may let it through, cut it short, hold it, or end the connection. Per
-connection two threads, both ending with it.
+Learners dial the relay; where it leads may be changed (``target``), so that a syncer may come back on another port;
+while nobody is there, a connection waits. A rule sees every piece before it passes: it may let it through, cut it
+short, hold it, or end the connection. Per connection two threads, both ending with it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from yeto_torch.protocol.constants import MessageType
 from yeto_torch.protocol.messages import DataHello, Hello, Message, decode, decode_hello
 
 PIECE_BYTES = 1 << 16
+PATIENCE_S = 30.0
 
 
 class CutError(Exception):
@@ -65,18 +66,20 @@ class Proxy:
 
     Args:
         rate: bytes per second of every connection and direction together; None = as fast as it goes.
+        record: keep what passes.
     """
 
-    def __init__(self, target: str | None, rate: float | None = None) -> None:
-        self.target, self.rate = target, rate
+    def __init__(self, target: str | None, rate: float | None = None, *, record: bool = True) -> None:
+        self.target, self.rate, self.record = target, rate, record
         self.rule: Rule = lambda _pipe, _up, data: data
         self.pipes: list[Pipe] = []
         self._lock = threading.Lock()
         self._free_at = 0.0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept, name="proxy", daemon=True)]
-        self._threads[0].start()
+        self._over = threading.Event()
+        self._listening = threading.Thread(target=self._accept, name="proxy", daemon=True)
+        self._listening.start()
 
     def __enter__(self) -> Proxy:
         return self
@@ -85,9 +88,9 @@ class Proxy:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._over.set()
+        self._listening.join(10.0)
         self.cut()
-        for thread in list(self._threads):
-            thread.join(10.0)
 
     def cut(self) -> None:
         """End every connection there is now."""
@@ -129,26 +132,36 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            target = self.target
-            try:
-                assert target is not None
-                host, _, port = target.rpartition(":")
-                server = socket.create_connection((host, int(port)), 10.0)
-                server.settimeout(None)
-            except (OSError, AssertionError):
-                client.close()
-                continue
-            for sock in (client, server):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._relay, args=(client,), name="proxy", daemon=True).start()
+
+    def _relay(self, client: socket.socket) -> None:
+        server = self._reach()
+        if server is None:
+            client.close()
+            return
+        for sock in (client, server):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
             pipe = Pipe(len(self.pipes), client, server)
             self.pipes.append(pipe)
-            threads = [
-                threading.Thread(target=self._pump, args=(pipe, up), name=f"proxy {pipe.number}", daemon=True)
-                for up in (True, False)
-            ]
-            self._threads += threads
-            for thread in threads:
-                thread.start()
+        back = threading.Thread(target=self._pump, args=(pipe, False), name=f"proxy {pipe.number}", daemon=True)
+        back.start()
+        self._pump(pipe, True)
+        back.join()
+        client.close()
+        server.close()
+
+    def _reach(self) -> socket.socket | None:
+        """A connection to the target, as soon as there is one."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._over.is_set() and time.monotonic() < deadline:
+            with suppress(OSError, AttributeError):
+                host, _, port = self.target.rpartition(":")  # type: ignore[union-attr]  # None: nobody is there
+                server = socket.create_connection((host, int(port)), 10.0)
+                server.settimeout(None)
+                return server
+            self._over.wait(0.02)
+        return None
 
     def _pump(self, pipe: Pipe, up: bool) -> None:
         source, sink = (pipe.client, pipe.server) if up else (pipe.server, pipe.client)
@@ -157,7 +170,8 @@ class Proxy:
             while data := source.recv(PIECE_BYTES):
                 data = self.rule(pipe, up, data)
                 self._take_time(len(data))
-                passed += data
+                if self.record:
+                    passed += data
                 sink.sendall(data)
             with suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)  # the other direction may still have something to say
