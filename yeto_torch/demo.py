@@ -27,31 +27,35 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         return _complain(str(error), CONFIGURATION)
     try:
-        from rich.console import Console
-
-        from yeto_torch.demos import report
-        from yeto_torch.demos.comparison import Comparison, FleetError
+        return _compare(options, path)
     except ImportError as error:
         return _complain(f"{error}; the demonstration needs: pip install 'yeto-torch[demo]'", 1)
-
-    console = Console()
-    results = []
-    try:
-        for seed in range(options.seeds):
-            folder = RunFolder(path / f"seed-{seed}" if options.seeds > 1 else path)
-            results.append(Comparison(console, options, seed, folder).run())
-        report.show(console, results)
-        report.save(path / "result.json", results, {k: v for k, v in vars(options).items() if k != "run_dir"})
-    except FleetError as error:
-        for line in error.tail:
-            print(f"    {line}", file=sys.stderr)
-        return _complain(str(error), error.code)
     except YetoError as error:
         return _complain(str(error), 1)
     except OSError as error:
         return _complain(f"{path}: {error.strerror or error}", 1)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
+
+
+def _compare(options: argparse.Namespace, path: Path) -> int:
+    from rich.console import Console  # the demo extra and torch: not before the command is known to be right
+
+    from yeto_torch.demos import report
+    from yeto_torch.demos.comparison import Comparison, FleetError
+
+    console = Console()
+    results = []
+    for seed in range(options.seeds):
+        folder = RunFolder(path / f"seed-{seed}" if options.seeds > 1 else path)
+        try:
+            results.append(Comparison(console, options, seed, folder).run())
+        except FleetError as error:
+            for line in error.tail:
+                print(f"    {line}", file=sys.stderr)
+            return _complain(str(error), error.code)
+    report.show(console, results)
+    report.save(path / "result.json", results, {k: v for k, v in vars(options).items() if k != "run_dir"})
     console.print(f"Run folder: {path}", highlight=False, soft_wrap=True)
     console.print("  tape.jsonl, checkpoint.yeto, model.safetensors, curves.png, logs; result.json", highlight=False)
     return 0
