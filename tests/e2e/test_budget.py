@@ -1,0 +1,229 @@
+"""The learner budget over real sockets: what closes a cut-off process, what voids it, what the second process does.
+
+Source: protocol v4, the learner-budget benchmark; rulings on the syncer (exceptions) and on the learner (budget).
+"""
+
+import struct
+
+import numpy as np
+import pytest
+
+from syncer.checkpoint.files import read_checkpoint
+from tests.support.peer import Journal, Peer, random_values
+from tests.support.replay import Replay, to_bf16
+from yeto_torch.protocol.constants import MAGIC, MergeMode, MessageType, WireDType
+from yeto_torch.protocol.layout import Fragment, Layout, Tensor
+from yeto_torch.protocol.messages import BudgetDone, FinalManifest, InitParams, PullReq
+
+BUDGET = 20
+WRITTEN = "learner-budget cutoff checkpoint written"
+LAYOUT = Layout(
+    (
+        Fragment(MergeMode.AVG, (Tensor("embed", (5, 4)),)),
+        Fragment(MergeMode.RDA, (Tensor("a", (3, 4)), Tensor("b", (7,)))),
+        Fragment(MergeMode.ISO, (Tensor("c", (6, 4)),)),
+    )
+)
+FAST = ("schedule.sync_interval_steps=0", "schedule.grace_ms=0", "merge.iso_backend=scalar", "checkpoint.every=0")
+
+
+def cutoff(processes, *overrides, learners=2, total_steps=1000, budget=BUDGET, port=0):
+    keys = (*FAST, *([f"budget.learner_steps={budget}"] if budget else []), *overrides)
+    return processes.syncer(*keys, learners=learners, total_steps=total_steps, port=port)
+
+
+def fleet(syncer, learners=2, journal=None, **changes):
+    """All peers have joined, learner 0 has sent the starting values."""
+    peers = [Peer(syncer.address, i, LAYOUT, journal=journal, **changes) for i in range(learners)]
+    peers[0].init(random_values(LAYOUT, seed=1))
+    return peers
+
+
+def report(peer, steps=BUDGET):
+    peer.send(BudgetDone(steps))
+
+
+def answer_all(peers, pulls, **counts):
+    for peer, pull in zip(peers, pulls, strict=True):
+        peer.answer(pull, random_values(LAYOUT, seed=pull.step + peer.learner_id)[pull.fragment], **counts)
+
+
+def ended(syncer, peers):
+    code = syncer.wait()
+    for peer in peers:
+        peer.close()
+    return code
+
+
+def test_the_first_report_cancels_whole_rounds_and_the_last_writes_an_unmarked_checkpoint(processes):
+    syncer = cutoff(processes, "schedule.pipeline=2")
+    peers = fleet(syncer)
+    for step in (1, 2, 3):
+        answer_all(peers, [peer.pull(step=step) for peer in peers])
+    pulls = {step: [peer.pull(step=step) for peer in peers] for step in (4, 5)}
+    peers[0].answer(pulls[4][0], random_values(LAYOUT, seed=4)[0])
+    answer_all(peers, pulls[5])  # complete, but round 4 is not: both go
+    report(peers[1])
+    syncer.wait_for("cut-off at step 3")
+    peers[1].answer(pulls[4][1], random_values(LAYOUT, seed=9)[0])
+    syncer.wait_for("refused a push of learner 1, step 4, attempt 1: out of round")
+    report(peers[0])
+    assert ended(syncer, peers) == 0
+    assert WRITTEN in syncer.text
+    snapshot = read_checkpoint(syncer.checkpoint)
+    assert (snapshot.step, [f.version for f in snapshot.fragments]) == (3, [1, 2, 3])
+    assert not syncer.checkpoint.with_name("checkpoint.final").exists()
+    assert [line["step"] for line in syncer.merges()] == [1, 2, 3]
+    assert syncer.events("cutoff")[0] | {"time": 0} == {
+        "event": "cutoff",
+        "step": 3,
+        "first": 1,
+        "cancelled": [4, 5],
+        "time": 0,
+    }
+    for peer in peers:
+        assert max(m.step for m in peer.seen if isinstance(m, PullReq)) == 5, "nothing was pulled behind the report"
+        assert not peer.has(FinalManifest)
+        assert not peer.released
+        assert peer.closed.peer_error is None, "they are to redial"
+
+
+def frame(payload):
+    return struct.pack("<IBQ", MAGIC, MessageType.BUDGET_DONE, len(payload)) + payload
+
+
+def twice(peers, syncer):
+    report(peers[0])
+    syncer.wait_for("has used up its budget")  # two in one outbox would become one
+    report(peers[0])
+
+
+def a_new_generation(peers, syncer):
+    report(peers[0])
+    syncer.wait_for("has used up its budget")
+    peers.append(Peer(syncer.address, 0, LAYOUT))
+    report(peers[-1])
+
+
+@pytest.mark.parametrize(
+    ("play", "words"),
+    [
+        (lambda peers, _: report(peers[1], BUDGET - 1), "learner 1 reported 19 local steps, the budget is 20"),
+        (twice, "learner 0 reported its budget twice"),
+        (a_new_generation, "learner 0 reported its budget twice"),
+        (lambda peers, _: peers[1].raw(frame(struct.pack("<QB", BUDGET, 0))), "learner 1 .* malformed budget report"),
+        (lambda peers, _: peers[1].raw(frame(struct.pack("<I", BUDGET))), "learner 1 .* malformed budget report"),
+        (lambda peers, _: report(peers[0]), "no budget report within 1 s of the first one from learners 1"),
+    ],
+    ids=["wrong count", "twice", "twice, from a new generation", "trailing byte", "too short", "timeout"],
+)
+def test_what_voids_the_experiment(processes, play, words):
+    syncer = cutoff(processes, *(["schedule.quorum_timeout_s=1"] if "within" in words else []))
+    peers = fleet(syncer)
+    for peer in peers:
+        peer.next(PullReq, step=1)
+    play(peers, syncer)
+    assert ended(syncer, peers) == 1
+    assert syncer.wait_for(f"the experiment is void: .*{words}")
+    assert WRITTEN not in syncer.text
+    assert not syncer.checkpoint.exists()
+    assert [line["code"] for line in syncer.events("end")] == [1]
+    told = [peer.closed.peer_error for peer in peers if peer.closed.peer_error]
+    assert any("void" in text for text in told), "learners are told why, and not to redial"
+
+
+def test_total_steps_before_a_report_void_it_too(processes):
+    syncer = cutoff(processes, total_steps=2)
+    peers = fleet(syncer)
+    for step in (1, 2):
+        answer_all(peers, [peer.pull(step=step) for peer in peers])
+    assert ended(syncer, peers) == 1
+    assert syncer.wait_for(
+        "the experiment is void: all 2 outer steps were made before a learner used up its budget of 20"
+    )
+    assert not syncer.checkpoint.exists()
+
+
+def test_without_a_budget_a_report_ends_that_connection_alone(processes):
+    syncer = cutoff(processes, budget=None, total_steps=1)
+    peers = fleet(syncer)
+    peers[1].next(PullReq, step=1)
+    report(peers[1])
+    assert "runs no learner budget" in peers[1].wait_closed().peer_error
+    again = Peer(syncer.address, 1, LAYOUT)
+    for peer in (peers[0], again):
+        peer.serve(lambda _, pull: np.zeros(LAYOUT.fragments[pull.fragment].numel, np.float32))
+    assert ended(syncer, [*peers, again]) == 0
+
+
+def test_a_report_overtakes_the_starting_values_on_the_data_streams(processes):
+    """Control and data travel on different sockets: no order between them is promised."""
+    syncer = cutoff(processes, learners=1)
+    peer = Peer(syncer.address, 0, LAYOUT)
+    report(peer)
+    syncer.wait_for("cut-off at step 0")
+    for fragment, values in enumerate(random_values(LAYOUT, seed=1)):
+        peer.send(InitParams(fragment, values.tobytes()))
+    assert ended(syncer, [peer]) == 0
+    assert read_checkpoint(syncer.checkpoint).step == 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q4"])
+def test_two_processes_on_one_endpoint_consolidate_what_scripted_learners_froze(processes, dtype):
+    """Ordinary rounds with budget and totals for counters; a connection lost meanwhile costs an attempt, nothing else.
+
+    A replay of both processes from the recorded bytes gives the final parameters.
+    """
+    first = cutoff(processes, "schedule.pipeline=3", "outer.lr=0.7", "outer.momentum=0.5")
+    journal = Journal()
+    peers = fleet(first, journal=journal, dtype=dtype)
+    for step in range(1, 6):
+        answer_all(peers, [peer.pull(step=step) for peer in peers])
+    for peer in peers:
+        peer.next(PullReq, step=8)  # the window is three rounds: round 5 is committed
+        report(peer)
+    assert ended(first, peers) == 0
+    cut = read_checkpoint(first.checkpoint)
+    assert cut.step == 5
+
+    last, port = cut.step + 3, int(first.address.rpartition(":")[2])
+    keys = ("checkpoint.resume=true", "checkpoint.mark_final=true", "schedule.quorum=2", "schedule.pipeline=3")
+    second = cutoff(processes, *keys, "outer.lr=0.7", "outer.momentum=0.5", total_steps=last, budget=None, port=port)
+    assert second.address == first.address
+    journal.epoch += 1
+    peers = [Peer(second.address, i, LAYOUT, dtype=dtype, journal=journal) for i in range(2)]
+    counts = [
+        {"local_step": BUDGET, "c_steps": BUDGET, "c_tokens": 640},
+        {"local_step": BUDGET, "c_steps": BUDGET, "c_tokens": 999},
+    ]
+    pulls = [[peer.pull(step=step) for step in (6, 7, 8)] for peer in peers]  # all fragments at once
+    peers[0].answer(pulls[0][1], random_values(LAYOUT, seed=70)[0], **counts[0])
+    again = Peer(second.address, 0, LAYOUT, dtype=dtype, journal=journal)
+    second.wait_for(f"generation {again.generation:016x}.* joined")
+    peers[0].close()  # its answer to round 7 stays; rounds 6 and 8 expire
+    peers[0] = again
+    second.wait_for("round 6 attempt 1 expired")
+    peers[1].answer(pulls[1][1], random_values(LAYOUT, seed=71)[0], **counts[1])
+    for step in (6, 8):
+        for peer, count in zip(peers, counts, strict=True):
+            pull = peer.pull(step=step, attempt=2)
+            peer.answer(pull, random_values(LAYOUT, seed=10 * step + peer.learner_id)[pull.fragment], **count)
+    for peer in peers:
+        manifest, values = peer.cut()
+        peer.ack(manifest.step)
+    assert ended(second, peers) == 0
+
+    lines = second.merges()
+    assert [line["step"] for line in lines] == list(range(1, last + 1))
+    for line in lines[cut.step :]:
+        assert [(r["id"], r["c_steps"], r["c_tokens"]) for r in line["responders"]] == [(0, 20, 640), (1, 20, 999)]
+        assert [r["base_version"] for r in line["responders"]] == [line["launch_base_version"]] * 2
+    assert [line["attempt"] for line in lines[cut.step :]] == [2, 1, 2]
+    assert second.checkpoint.with_name("checkpoint.final").read_text() == f"YETO_FINAL_V1\nglobal_step={last}\n"
+    start = random_values(LAYOUT, seed=1)
+    start = start if dtype == "f32" else [to_bf16(value) for value in start]
+    replay = Replay(LAYOUT.wire, WireDType[dtype.upper()], start, lr=0.7, momentum=0.5, correction=True)
+    for line in lines:
+        replay.commit(line, journal.pushes)
+    for expected, value in zip(replay.params, values, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-6)
