@@ -4,13 +4,18 @@ Source: protocol v4, the learner-budget benchmark; rulings on the syncer (except
 """
 
 import struct
+import threading
 
 import numpy as np
 import pytest
+import torch
 
 from syncer.checkpoint.files import read_checkpoint
+from tests.support import merge_oracle as oracle
 from tests.support.peer import Journal, Peer, random_values
 from tests.support.replay import Replay, to_bf16
+from tests.support.toy import flat, loss_of, toy
+from yeto_torch import YetoOuterOptimizer
 from yeto_torch.protocol.constants import MAGIC, MergeMode, MessageType, WireDType
 from yeto_torch.protocol.layout import Fragment, Layout, Tensor
 from yeto_torch.protocol.messages import BudgetDone, FinalManifest, InitParams, PullReq
@@ -227,3 +232,87 @@ def test_two_processes_on_one_endpoint_consolidate_what_scripted_learners_froze(
         replay.commit(line, journal.pushes)
     for expected, value in zip(replay.params, values, strict=True):
         np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-6)
+
+
+class Budgeted(threading.Thread):
+    """A real learner that makes ``BUDGET`` steps, reports them and serves until the final cut."""
+
+    def __init__(self, address, learner_id, tokens, **config):
+        super().__init__(name=f"budgeted learner {learner_id}", daemon=True)
+        self.model, self.learner_id, self.tokens = toy(learner_id, width=4), learner_id, tokens
+        self._address, self._config = address, config
+        self.frozen, self.layout, self.error = None, None, None
+        self.reconnects = 0
+        self.start()
+
+    def run(self):
+        try:
+            self._train()
+        except BaseException as error:  # noqa: BLE001  # handed on to the test's thread
+            self.error = error
+
+    def _train(self):
+        inner = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        with YetoOuterOptimizer(
+            inner,
+            self.model,
+            syncer=self._address,
+            learner_id=self.learner_id,
+            run_id="budget",
+            streams=1,
+            wire_dtype="f32",
+            budget_steps=BUDGET,
+            final_timeout_s=60.0,
+            **self._config,
+        ) as optimizer:
+            for step in range(BUDGET):
+                optimizer.zero_grad()
+                loss_of(self.model, self.learner_id, step).backward()
+                optimizer.step(tokens=self.tokens)
+            optimizer.report_budget(BUDGET)
+            self.layout = optimizer.layout
+            self.frozen = flat(self.model, optimizer.layout)
+            optimizer.finish()
+            self.reconnects = optimizer.stats.reconnects
+
+    def ended(self):
+        self.join(60.0)
+        assert not self.is_alive(), f"{self.name} is still at work"
+        assert self.error is None, self.error
+        return flat(self.model, self.layout)
+
+
+@pytest.mark.parametrize(
+    ("learners", "config"),
+    [(2, {"average": ".*"}), (3, {"matrix_merge": "rda"}), (2, {"matrix_merge": "iso"})],
+    ids=["avg", "rda", "iso"],
+)
+def test_real_learners_are_consolidated_from_what_they_froze(processes, learners, config):
+    """Every fragment of the final model is one merge of (resumed global - frozen local), by tokens² / budget."""
+    first = cutoff(processes, learners=learners)
+    fleet = [Budgeted(first.address, i, tokens=10 * (i + 1), **config) for i in range(learners)]
+    assert first.wait() == 0
+    cut = read_checkpoint(first.checkpoint)
+    last = cut.step + len(cut.fragments)
+    keys = ("checkpoint.resume=true", "checkpoint.mark_final=true", f"schedule.quorum={learners}")
+    port = int(first.address.rpartition(":")[2])
+    second = cutoff(processes, *keys, learners=learners, total_steps=last, budget=None, port=port)
+    finals = [learner.ended() for learner in fleet]
+    assert second.wait() == 0
+
+    lines = second.merges()[cut.step :]
+    assert [line["step"] for line in lines] == list(range(cut.step + 1, last + 1))
+    for line in lines:
+        told = [(r["id"], r["c_steps"], r["c_tokens"], r["staleness"]) for r in line["responders"]]
+        assert told == [(i, BUDGET, BUDGET * 10 * (i + 1), 0) for i in range(learners)]
+    weights = [oracle.weight(BUDGET * 10 * (i + 1), BUDGET) for i in range(learners)]
+    for fragment, (record, part) in enumerate(zip(cut.fragments, fleet[0].layout.wire.fragments, strict=True)):
+        params, momentum = (np.frombuffer(data, "<f4") for data in (record.params, record.momentum))
+        deltas = [params - learner.frozen[fragment] for learner in fleet]
+        mode = MergeMode(part.mode).name.lower()
+        merged = oracle.merge(mode, part.numels, part.dims, deltas, weights, momentum, correction=True)
+        expected, _ = oracle.outer(params, momentum, merged.astype(np.float32), 0.7, 0.5)
+        assert np.abs(merged).max() > 1e-3, "the learners have moved"
+        for final in finals:
+            np.testing.assert_allclose(final[fragment], expected, rtol=1e-4, atol=1e-5)
+    assert all(learner.reconnects == 1 for learner in fleet)
