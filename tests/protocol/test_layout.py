@@ -151,7 +151,13 @@ def test_a_saved_layout_loads_as_itself(tmp_path_factory, layout):
         lambda d: d["fragments"][0]["tensors"][0].update(shape=[2.0, 2]),
         lambda d: d["fragments"][0]["tensors"][0].update(shape=[-2, -2]),
         lambda d: d["fragments"][0]["tensors"][0].update(shape=4),
+        lambda d: d["fragments"][0]["tensors"][0].update(shape=[10**30]),
+        lambda d: d["fragments"][0]["tensors"][0].update(shape=[2**40, 2**40]),
+        lambda d: d["fragments"][0]["tensors"][0].update(shape=[1] * 65),
+        lambda d: d["fragments"][0]["tensors"][0].update(shape={}),
+        lambda d: d["fragments"][0]["tensors"][0].update(shape=["x" * 100_000]),
         lambda d: d["fragments"][0]["tensors"][0].update(name=None),
+        lambda d: d["fragments"][0]["tensors"][0].update(name="\ud800"),
         lambda d: d["fragments"][2]["tensors"][0].update(shape=[6]),
         lambda d: d["fragments"].reverse(),
     ],
@@ -162,11 +168,16 @@ def test_a_damaged_layout_file_is_refused_by_name(tmp_path, damage):
     document = json.loads(path.read_text(encoding="utf-8"))
     damage(document)
     path.write_text(json.dumps(document), encoding="utf-8")
-    with pytest.raises(StateError, match=str(path)):
+    with pytest.raises(StateError, match=str(path)) as refused:
         Layout.load(path)
+    assert len(str(refused.value)) < 500
+    assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"'])
+DEEP = 100_000  # more than any parser of nested text can follow
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "[" * DEEP, '{"a":' * DEEP, "1" * DEEP])
 def test_what_is_no_layout_file_is_refused_by_name(tmp_path, text):
     path = tmp_path / "layout.json"
     path.write_text(text, encoding="utf-8")

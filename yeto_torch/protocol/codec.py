@@ -57,6 +57,8 @@ def empty(numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
     Numpy asks for huge pages, torch does not unless told by an environment variable. Filling a fresh tensor of
     64 MiB took six times as long as copying it when every 4 KiB of it was faulted in by itself.
     """
+    if numel == 0:
+        return torch.empty(0, dtype=dtype)  # torch views no bytes of length 0 as something longer
     return torch.from_numpy(np.empty(numel * dtype.itemsize, np.uint8)).view(dtype)
 
 

@@ -24,6 +24,8 @@ from yeto_torch.protocol.errors import PeerError, StateError
 _FINGERPRINT_DOMAIN = b"yeto-layout-v1\0"
 _CONTRACT_DOMAIN = b"yeto-torch-run-v1\0"
 _FILE_FORMAT = "yeto-layout-v1"
+_QUOTE_LIMIT = 200  # characters
+_MAX_DIMS = 64  # of a torch tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +209,20 @@ class Layout:
     def load(path: str | Path) -> Layout:
         """Read what ``save`` wrote. Raises StateError naming the file and what is wrong with it."""
         try:
+            if Path(path).exists() and not Path(path).is_file():  # opening a pipe would wait for its other end
+                raise StateError(f"layout file {path}: not a regular file")
             document = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise StateError(f"layout file {path}: {error.strerror or error}") from error
-        except ValueError as error:
-            raise StateError(f"layout file {path}: not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise StateError(f"layout file {path}: not JSON: {_short(error)}") from error
         try:
             layout = _from_document(document)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"layout file {path}: malformed ({type(error).__name__}: {error})") from error
-        if document.get("fingerprint") != layout.fingerprint.hex():
-            raise StateError(
-                f"layout file {path}: its fingerprint {document.get('fingerprint')!r} is not that of its "
-                f"tensors, {layout.fingerprint.hex()}"
-            )
+            raise StateError(f"layout file {path}: malformed ({type(error).__name__}: {_short(error)})") from error
+        said, ours = str(document.get("fingerprint"))[:_QUOTE_LIMIT], layout.fingerprint.hex()
+        if said != ours:
+            raise StateError(f"layout file {path}: its fingerprint {said!r} is not that of its tensors, {ours}")
         return layout
 
 
@@ -229,19 +231,30 @@ def _from_document(document: Any) -> Layout:
         raise ValueError(f"format {document['format']!r}, expected {_FILE_FORMAT!r}")
     fragments = []
     for entry in document["fragments"]:
-        tensors = []
-        for item in entry["tensors"]:
-            name, shape = item["name"], item["shape"]
-            if not isinstance(name, str) or not all(type(d) is int and d >= 1 for d in shape):
-                raise ValueError(f"tensor {name!r} of shape {shape!r}")
-            tensors.append(Tensor(name, tuple(shape)))
+        tensors = [_tensor(item["name"], item["shape"]) for item in entry["tensors"]]
         mode = MergeMode[str(entry["merge"]).upper()]
         if not tensors or (mode is MergeMode.ISO and any(len(t.shape) != 2 for t in tensors)):
             raise ValueError("a fragment without tensors, or an iso tensor that is not a matrix")
         fragments.append(Fragment(mode, tuple(tensors)))
     if not fragments:
         raise ValueError("no fragments")
+    if sum(fragment.numel for fragment in fragments) > U64_MAX:
+        raise ValueError("the number of values overflows 64 bits")
     return Layout(tuple(fragments))
+
+
+def _tensor(name: Any, shape: Any) -> Tensor:
+    is_shape = isinstance(shape, list) and len(shape) <= _MAX_DIMS and all(type(d) is int and d >= 1 for d in shape)
+    if not isinstance(name, str) or not is_shape:
+        raise ValueError(f"tensor {name!r} of shape {shape!r}")
+    name.encode()  # half of a surrogate pair is no text: a ValueError
+    return Tensor(name, tuple(shape))
+
+
+def _short(error: Exception) -> str:
+    """One line of what an error says: it may quote the whole file."""
+    text = str(error)
+    return text if len(text) <= _QUOTE_LIMIT else f"{text[:_QUOTE_LIMIT]} ..."
 
 
 def contract_hash(fingerprint: bytes, run_id: str | None) -> bytes:
