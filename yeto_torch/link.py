@@ -18,7 +18,6 @@ import atexit
 import logging
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +46,7 @@ from yeto_torch.protocol.messages import (
 from yeto_torch.redial import Redial
 from yeto_torch.session import Session
 from yeto_torch.transport.group import Closed, Group
-from yeto_torch.transport.sockets import dial, send_parts
+from yeto_torch.transport.sockets import Socket, dial, send_parts
 
 log = logging.getLogger("yeto_torch")
 
@@ -273,7 +272,7 @@ class Link:
                 self._note(str(error))
             group.close()
 
-    def _open(self, first_frame: Sequence[Buffer]) -> socket.socket:
+    def _open(self, first_frame: Sequence[Buffer]) -> Socket:
         """A connected socket that has said its first frame. Raises OSError."""
         sock = dial(*self._address, DIAL_TIMEOUT_S)
         try:

@@ -142,7 +142,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
         """
         return super().step(closure, tokens=tokens, **inner_arguments)
 
-    step.hooked = True  # type: ignore[attr-defined]
+    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it again, and run every hook twice
 
     def _step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
         learner = self._learner
@@ -263,4 +263,5 @@ def _save_layout(layout: Layout, run_dir: Path) -> None:
         layout.save(temporary)
         temporary.replace(target)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise ValueError(f"YETO_RUN_DIR={str(run_dir)!r}: cannot be written: {error.strerror or error}") from error

@@ -56,8 +56,6 @@ class OptimizerWrapper(torch.optim.Optimizer):
             after(self, args, kwargs)
         return out
 
-    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it again, and run its global hooks twice
-
     def _step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
         raise NotImplementedError
 

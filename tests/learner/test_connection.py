@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,7 +25,25 @@ from tests.support.support_learner_world import (
     zero_gradients,
 )
 from yeto_torch import ConnectionLostError, PeerError, RefusedError, YetoOuterOptimizer
-from yeto_torch.protocol.messages import Heartbeat, PushFragment, Shutdown, encode
+from yeto_torch.effects import Respond
+from yeto_torch.link import Link, Outgoing
+from yeto_torch.protocol.constants import Direction, MergeMode, WireDType
+from yeto_torch.protocol.layout import WireFragment, WireLayout
+from yeto_torch.protocol.limits import GroupLimits
+from yeto_torch.protocol.messages import (
+    BudgetDone,
+    Error,
+    FinalAck,
+    FinalFragment,
+    FinalManifest,
+    Heartbeat,
+    Hello,
+    PullReq,
+    PushFragment,
+    Shutdown,
+    encode,
+)
+from yeto_torch.session import Session
 
 
 @pytest.fixture
@@ -143,7 +162,7 @@ def test_max_reconnects_ends_the_training_loop(syncer):
 # ---------------------------------------------------------------------------------------------- losing it
 
 
-@pytest.mark.parametrize("how", ["group", "one data socket", "inside a frame"])
+@pytest.mark.parametrize("how", ["group", "one data socket", "inside a frame", "ERROR on a data socket"])
 def test_a_lost_connection_is_dialled_again_with_a_fresh_generation(syncer, how):
     model = one()
     optimizer = join(syncer, model, streams=2)
@@ -155,6 +174,8 @@ def test_a_lost_connection_is_dialled_again_with_a_fresh_generation(syncer, how)
         group.cut_off()
     elif how == "one data socket":
         group.data[1].shutdown(socket.SHUT_RDWR)
+    elif how == "ERROR on a data socket":
+        group.data[0].sendall(encode(Error("a data socket too many"))[0])
     else:
         group.data[0].sendall(encode(Heartbeat(1, 1))[0][:7])
         group.control.shutdown(socket.SHUT_RDWR)
@@ -218,30 +239,75 @@ def test_training_goes_on_while_there_is_nobody(syncer):
         optimizer.close()
 
 
-def test_an_unread_socket_holds_back_no_step_and_memory_stays_bounded(syncer):
-    model = model_of(x=torch.zeros(2_000_000))
-    optimizer = join(syncer, model, connect_timeout_s=60)
+def test_an_unread_socket_holds_back_no_step_and_memory_stays_bounded(monkeypatch):
+    """The first answer is read and then nobody reads; the second, larger than the kernel's buffers, gets stuck."""
+    monkeypatch.setattr("yeto_torch.link.HEARTBEAT_S", 3600.0)
+    size = 4_000_000
+    with ScriptedSyncer(receive_bytes=8192) as syncer:
+        model = model_of(x=torch.zeros(size))
+        optimizer = join(syncer, model)
+        group = syncer.group(0)
+        group.broadcast(0, 0, torch.zeros(size))
+        heard(optimizer, x=(0, 0))
+        zero_gradients(model)
+        optimizer.step()
+        with group.changed:  # holds the scripted syncer's reader in its callback
+            for number in range(1, 8):
+                group.pull(0, number)
+                pulled(optimizer, 0, number)
+                begun = time.monotonic()
+                optimizer.step()
+                assert time.monotonic() - begun < 2.0
+            assert len(optimizer._learner.link._outbox) <= 1
+            assert optimizer.stats.pushes <= 2  # the others were replaced before anybody spent time on encoding them
+        assert group.push(step=7).c_steps == 7  # the newest of those that waited went out
+        optimizer.close()
+
+
+def test_an_answer_for_a_generation_that_is_gone_is_dropped(syncer):
+    model = one()
+    optimizer = join(syncer, model)
     group = syncer.group(0)
-    group.broadcast(0, 0, torch.zeros(2_000_000))
-    heard(optimizer, x=(0, 0))
-    zero_gradients(model)
-    optimizer.step()
-    with group.changed:  # the scripted syncer's reader now blocks in its callback, and so reads nothing more
-        for number in range(1, 8):
-            group.pull(0, number)
-            pulled_or_answered(optimizer, number)
-            begun = time.monotonic()
-            optimizer.step()
-            assert time.monotonic() - begun < 2.0
-        link = optimizer._learner.link
-        assert len(link._outbox) <= 1
-        assert len(link._on_their_way) <= 1
-    assert group.push(step=7).c_steps == 7  # the newest of those that waited went out
+    anchored(optimizer, group, model)
+    stale = Respond(PullReq(0, 1, 1), group.hello.generation ^ 1, 0, b"", local_step=1, c_steps=1, c_tokens=1)
+    optimizer._learner.link.submit(Outgoing(stale, None))
+    optimizer._learner.link.submit(Outgoing(replace(stale, generation=group.hello.generation), None))
+    assert group.next(PushFragment).step == 1
+    assert group.maybe(PushFragment, 0.1) is None
     optimizer.close()
 
 
-def pulled_or_answered(optimizer, step):
-    await_session(optimizer, lambda s: s._slots[0].pull is not None and s._slots[0].pull.step == step)
+class Recorder:
+    """A group whose writer has not got to anything yet."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message, _on_sent=None):
+        self.sent.append(message)
+        return True
+
+
+def test_report_and_acknowledgement_are_queued_once_per_generation():
+    """Queued twice, the first may be on the wire already: a duplicate report voids the experiment."""
+    session = Session(1)
+    layout = WireLayout((WireFragment(MergeMode.RDA, (1,)),))
+    hello = Hello(0, 1, WireDType.F32, layout, bytes(32), bytes(32), None, 0)
+    link = Link(session, ("127.0.0.1", 1), hello, GroupLimits(layout, hello.dtype, Direction.TO_LEARNER), {})
+    session.attached(5)
+    session.freeze(3, 30)
+    cut = FinalManifest(1, (1,))
+    for message in (cut, FinalFragment(0, 1, bytes(4))):
+        session.received(message)
+    session.installed(cut)
+    group = Recorder()
+    for _ in range(3):
+        link._send_control(group)
+        assert not link._has_work()
+    assert group.sent == [FinalAck(1), BudgetDone(3)]
+    session.attached(6)  # the report had not left: it is due again
+    link._send_control(group)
+    assert group.sent[2:] == [BudgetDone(3)]
 
 
 # ---------------------------------------------------------------------------------------------- being turned away

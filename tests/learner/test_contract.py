@@ -132,6 +132,7 @@ def test_step_hooks_get_the_wrapper_and_run_once(wrap):
     optimizer.register_step_pre_hook(lambda o, *_: seen.append(("pre", o is optimizer)))
     optimizer.register_step_post_hook(lambda o, *_: seen.append(("post", o is optimizer)))
     inner.register_step_post_hook(lambda o, *_: seen.append(("inner", o is inner)))
+    optimizer._patch_step_function()  # as torch does on several occasions
     everywhere = register_optimizer_step_post_hook(lambda *_: seen.append(("global", True)))
     try:
         train(model, optimizer)

@@ -145,14 +145,19 @@ class ScriptedGroup:
 
 
 class ScriptedSyncer:
-    """Listens on a free port of this machine and collects the groups that say HELLO."""
+    """Listens on a free port of this machine and collects the groups that say HELLO.
 
-    def __init__(self, mac_key: bytes | None = None, port: int = 0) -> None:
+    ``receive_bytes``: the kernel's receive buffer per connection; small, a learner soon feels that nobody reads.
+    """
+
+    def __init__(self, mac_key: bytes | None = None, port: int = 0, receive_bytes: int | None = None) -> None:
         self._mac_key = mac_key
         self.groups: list[ScriptedGroup] = []
         self.refused: list[str] = []
         self._changed = threading.Condition()
         self._listener = socket.create_server(("127.0.0.1", port))
+        if receive_bytes is not None:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.port = self._listener.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._accept, name="scripted-syncer", daemon=True)
