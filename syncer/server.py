@@ -343,8 +343,7 @@ class Server:
             for sock in overdue:
                 sock.close()
             for group in idle:
-                log.warning("%s: no byte for session.idle_timeout_s=%g s, closing it", group.name, idle_s)
-                group.close()
+                group.close(reason=f"no byte came for session.idle_timeout_s={idle_s:g} s")
 
     def _beats(self, entry: _Admitted) -> None:
         with self._lock:

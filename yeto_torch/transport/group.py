@@ -186,14 +186,14 @@ class Group:
             self._kick()
             return True
 
-    def close(self, error: str | None = None, linger_s: float = 0.0) -> None:
+    def close(self, error: str | None = None, linger_s: float = 0.0, reason: str = "closed here") -> None:
         """End the group; returns at once, from any thread, callbacks included. A closing group is left to its end.
 
         With ``error`` an ERROR goes out behind nothing but what is half-sent, and the sockets stay open until the
         peer had the chance to read it (``linger_s`` or 2 s). With ``linger_s`` alone all that is queued goes out
-        first. With neither the sockets close now.
+        first. With neither the sockets close now. ``reason`` is what the owner is told when there is no ``error``.
         """
-        self._end(Closed(f"closed here: {error}" if error else "closed here"), error, linger_s)
+        self._end(Closed(f"closed here: {error}" if error else reason), error, linger_s)
 
     def pending(self) -> bool:
         """Is anything queued or half-sent?"""
