@@ -42,6 +42,7 @@ class Learner(threading.Thread):
         **config: further arguments of YetoOuterOptimizer.
 
     Attributes:
+        free: while it is cleared, no step is made.
         started: the fragments' parameters when the constructor returned.
         history: per step from 1 the adopted versions behind it, and a copy of the fragments' parameters.
         merged: by (fragment, version) the digest of the fragment's parameters right after it was adopted.
@@ -67,7 +68,8 @@ class Learner(threading.Thread):
         self._steps, self._pace_s, self._lr = steps, pace_s, lr
         self._config = {"streams": 1, "connect_timeout_s": WAIT_S, "final_timeout_s": WAIT_S, **config}
         self._changed = threading.Condition()
-        self.stopping = threading.Event()
+        self.stopping, self.free = threading.Event(), threading.Event()
+        self.free.set()
         self.optimizer: YetoOuterOptimizer | None = None
         self.step_number = 0
         self.started: list[np.ndarray] = []
@@ -99,6 +101,7 @@ class Learner(threading.Thread):
                 self.optimizer = optimizer
                 self._changed.notify_all()
             while not optimizer.finished and not self.stopping.is_set() and self.step_number != self._steps:
+                self.free.wait(WAIT_S)
                 self._one_step(optimizer)
                 versions = self._note(optimizer, versions)
                 self.stopping.wait(self._pace_s)

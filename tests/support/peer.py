@@ -216,9 +216,9 @@ class Peer:
         """Bytes on the control socket, past the group: only while nothing else is being sent."""
         send_parts(self.control, [data], WAIT_S)
 
-    def close(self) -> None:
-        """The connection is lost."""
-        self.group.close()
+    def close(self, *, flush: bool = False) -> None:
+        """The connection is lost; with ``flush`` only behind all that was said."""
+        self.group.close(linger_s=5.0 if flush else 0.0)
         assert self.group.join(WAIT_S)
 
     # ------------------------------------------------------------------------------------------ what it was told

@@ -200,3 +200,49 @@ def frames(data: bytes | bytearray) -> Iterator[tuple[MessageType, memoryview]]:
             return
         yield MessageType(kind), view[at + 13 : at + 13 + length]
         at += 13 + length
+
+
+class Halfway:
+    """A rule that holds one connection in the middle of a message, until ``cut`` ends it.
+
+    Only for connections without data streams, where messages are plain frames.
+
+    Args:
+        kind: of the message.
+        up: towards the syncer?
+        skip: how many of that kind pass before.
+    """
+
+    def __init__(self, kind: MessageType, *, up: bool, skip: int = 0) -> None:
+        self._kind, self._up, self._skip = kind, up, skip
+        self._rests: dict[Pipe, bytes] = {}  # of every pipe what follows its last whole frame
+        self._halfway = threading.Event()
+        self._over = threading.Event()
+
+    def __call__(self, pipe: Pipe, up: bool, data: bytes) -> bytes:
+        if up is not self._up or self._halfway.is_set():
+            return data
+        before = len(self._rests.get(pipe, b""))
+        stream, at = self._rests.get(pipe, b"") + data, 0
+        while at + 13 <= len(stream):
+            _, kind, length = struct.unpack_from("<IBQ", stream, at)
+            middle = at + 13 + length // 2
+            if kind == self._kind and self._skip == 0 and len(stream) >= middle:
+                sink = pipe.server if up else pipe.client
+                sink.sendall(data[: max(0, middle - before)])
+                self._halfway.set()
+                self._over.wait(PATIENCE_S)
+                raise CutError
+            if at + 13 + length > len(stream):
+                break
+            self._skip -= kind == self._kind
+            at += 13 + length
+        self._rests[pipe] = stream[at:]
+        return data
+
+    def wait(self, timeout_s: float = 60.0) -> None:
+        """Until half of the message has passed."""
+        assert self._halfway.wait(timeout_s), f"no {self._kind.name} came by"
+
+    def cut(self) -> None:
+        self._over.set()
