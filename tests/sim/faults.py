@@ -65,9 +65,8 @@ class Faults:
 
     # ------------------------------------------------------------------ at the syncer
 
-    def handled(self, event: ev.Event, process: Process) -> None:
+    def handled(self, event: ev.Event) -> None:
         """An event is about to be settled: the K-th answer and its neighbours are dangerous."""
-        del process
         if isinstance(event, ev.PushArrived | ev.AckArrived | ev.GroupLost):
             if self._strikes(self._chances.crash):
                 raise CrashError(f"at {type(event).__name__}")
@@ -85,7 +84,7 @@ class Faults:
         if isinstance(effect, _DANGEROUS) and self._strikes(self._chances.crash):
             raise CrashError(f"before {type(effect).__name__}")
 
-    def behind(self, effect: fx.Effect, process: Process) -> None:
+    def behind(self, effect: fx.Effect) -> None:
         """An effect was done."""
         match effect:
             case fx.SendPull(member) | fx.SendCut(member) | fx.SendShutdown(member):

@@ -131,11 +131,11 @@ class Judge:
             return
         attempt = round_.attempts[-1]
         in_time = stamp < attempt.launched_at + self._policy.schedule.quorum_timeout_s
-        if push.attempt == attempt.number and push.member in attempt.members and in_time:
-            if push.member not in attempt.answers:
-                attempt.answers.append(push.member)
+        asked = push.attempt == attempt.number and push.member in attempt.members
+        if asked and in_time and push.member not in attempt.answers:
+            attempt.answers.append(push.member)
 
-    def ordered(self, effect: fx.Effect, disk: SimDisk) -> None:
+    def ordered(self, effect: fx.Effect, disk: SimDisk) -> None:  # noqa: C901 - one flat table of promises
         """The coordinator orders something; it has not been done yet."""
         match effect:
             case fx.Admit(_, member):
@@ -182,7 +182,7 @@ class Judge:
         self._owed |= {(member, fragment) for fragment in ready}
 
     def settled(self) -> None:
-        """All effects of one event are done: a joiner has been sent every fragment there is, unless a cut is prepared."""
+        """All effects of one event are done: a joiner has been sent every fragment, unless a cut is prepared."""
         self.claim(self.cutting or not self._owed, f"a joiner was not sent all fragments: {sorted(self._owed)}")
 
     # Rounds

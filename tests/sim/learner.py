@@ -41,6 +41,7 @@ from yeto_torch.protocol.messages import (
 HEARTBEAT_S, RELEASE_S = 5.0, 5.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
 _ENCODE_S = 0.002
+_NOISES = 50
 
 
 class LearnerNode:
@@ -117,11 +118,7 @@ class LearnerProcess:
         self._node, self._world, self._judge, self._scenario = node, node.world, node.judge, node.scenario
         self._layout, self._dtype = self._scenario.layout, self._scenario.dtype
         self._id = node.learner_id
-        noise = torch.Generator().manual_seed(self._world.rng.getrandbits(40))
-        self._noise = noise
-        self._parameters = [
-            [torch.randn(t.shape, generator=noise) for t in fragment.tensors] for fragment in self._layout.fragments
-        ]
+        self._start_weights()
         self.exchange = Exchange(self._layout, self._parameters, self._dtype.bulk, self._scenario.alpha)
         self.session = sessions.Session(len(self._layout))
         self.local_step = self.tokens = 0
@@ -143,6 +140,16 @@ class LearnerProcess:
         self._installed = False
         self._trainer: Task = self._world.spawn(self._train())
         self._world.after(0.0, self._dial)
+
+    def _start_weights(self) -> None:
+        """Random weights, and the noise that stands for training; the parameters are views of one memory."""
+        chance = torch.Generator().manual_seed(self._world.rng.getrandbits(40))
+        self._memory = torch.randn(sum(self._layout.wire.numels), generator=chance)
+        self._noise = 0.1 * torch.randn(_NOISES, len(self._memory), generator=chance)
+        tensors = iter(self._memory.split([tensor.numel for tensor in self._layout.tensors]))
+        self._parameters = [
+            [next(tensors).view(tensor.shape) for tensor in fragment.tensors] for fragment in self._layout.fragments
+        ]
 
     @property
     def _member(self) -> Member:
@@ -207,9 +214,7 @@ class LearnerProcess:
         self._leave()
 
     def _step(self, tokens: int) -> None:
-        for tensors in self._parameters:
-            for tensor in tensors:
-                tensor.add_(torch.randn(tensor.shape, generator=self._noise), alpha=0.1)
+        self._memory.add_(self._noise[self.local_step % _NOISES])
         self.local_step += 1
         self.tokens += tokens
         if self.session.attention:

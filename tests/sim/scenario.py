@@ -92,7 +92,7 @@ def draw(seed: int) -> Scenario:
         grace_ms=rng.choice([0, 300, 1000, 2500]),
     )
     dtype = rng.choice(list(WireDType))
-    fast, latency_s = rng.choice([0.05, 0.2]), rng.choice([0.001, 0.05, 0.3])
+    fast, latency_s = rng.choice([0.1, 0.3]), rng.choice([0.001, 0.05, 0.3])
     return Scenario(
         seed=seed,
         policy=policy,
@@ -101,7 +101,7 @@ def draw(seed: int) -> Scenario:
         alpha=rng.choice([0.0, 0.0, 0.5]),
         streams=rng.choice([0, 1, 2, 3]),
         bytes_level=rng.random() < 0.5,
-        # Under q4 a push of this small world is larger than its broadcast, which no real one is: it travels in one piece.
+        # Under q4 a push of this small world is larger than its broadcast, as no real one is: it travels in one piece.
         slice_bytes=4096 if dtype is WireDType.Q4 else rng.choice([7, 16, 64, 4096] if latency_s < 0.1 else [64, 4096]),
         kernel_bytes=60 if latency_s < 0.1 else 600,
         pooled=rng.random() < 0.3,

@@ -210,7 +210,7 @@ class Process:
                 yield from self._perform([])
             else:
                 self._judge.handling(event, stamp)
-                self._faults.handled(event, self)
+                self._faults.handled(event)
                 yield from self._perform(self.coordinator.handle(event, stamp))
             if self._finish is not None:
                 return
@@ -267,9 +267,9 @@ class Process:
         if text := _told(effect):
             self.tell(text)
         yield from self._work(effect)
-        self._faults.behind(effect, self)
+        self._faults.behind(effect)
 
-    def _work(self, effect: fx.Effect) -> Thread:
+    def _work(self, effect: fx.Effect) -> Thread:  # noqa: C901 - the actor's flat table of effects
         match effect:
             case fx.Admit():
                 self._admit(effect)
