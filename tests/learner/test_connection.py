@@ -271,9 +271,9 @@ def test_an_answer_for_a_generation_that_is_gone_is_dropped(syncer):
     anchored(optimizer, group, model)
     stale = Respond(PullReq(0, 1, 1), group.hello.generation ^ 1, 0, b"", local_step=1, c_steps=1, c_tokens=1)
     optimizer._learner.link.submit(Outgoing(stale, None))
+    assert group.maybe(PushFragment, 0.2) is None
     optimizer._learner.link.submit(Outgoing(replace(stale, generation=group.hello.generation), None))
     assert group.next(PushFragment).step == 1
-    assert group.maybe(PushFragment, 0.1) is None
     optimizer.close()
 
 
