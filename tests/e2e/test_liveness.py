@@ -64,6 +64,7 @@ def test_silence_counts_only_after_a_heartbeat(processes, sockets):
     beaten_at = time.monotonic()
     assert ended(beating)
     assert 0.9 < time.monotonic() - beaten_at < 1 + SLACK_S
+    until(lambda: syncer.events("leave"), "it left")
     (left,) = syncer.events("leave")
     assert left["id"] == 2
     quiet.settimeout(0.5)
