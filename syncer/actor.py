@@ -25,6 +25,7 @@ from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Identity
 from syncer.core.coordinator import Coordinator, Phase
+from syncer.core.ledger import LedgerRow
 from syncer.final_state import write_final_state
 from syncer.merger import Merger, MergerEvent, PoolDrained
 from syncer.policy import SyncerPolicy
@@ -189,15 +190,15 @@ class Actor:
                 self._record(effect)
             case fx.Note(event, fields):
                 self.tape.event(event, **fields)
-            case fx.SaveCheckpoint():
-                self._save_checkpoint()
+            case fx.SaveCheckpoint(_, ledger):
+                self._save_checkpoint(ledger)
             case fx.Broadcast():
                 self._broadcast(effect)
             case fx.Drain():
                 if self.session.merger.drain():
                     self._own.append(ev.Drained())
-            case fx.WriteFinal():
-                self._write_final()
+            case fx.WriteFinal(_, ledger):
+                self._write_final(ledger)
             case fx.SendCut():
                 self._send_cut(effect)
             case fx.WriteMarker(step):
@@ -265,23 +266,23 @@ class Actor:
         if merged is not None:
             self._own.append(ev.RoundSynced(effect.version, merged.seconds + clock() - started))
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, ledger: tuple[LedgerRow, ...]) -> Snapshot:
         identity, fragments = self.session.identity, []
         for index, version in enumerate(self.state.versions):
             params, momentum = self.state.host(index)
             fragments.append(FragmentRecord(version, _bytes(params), _bytes(momentum)))
-        rows = tuple(LedgerEntry(*row) for row in self.coordinator.ledger_rows)
+        rows = tuple(LedgerEntry(*row) for row in ledger)
         backend = int(self.policy.merge.iso_backend)
         return Snapshot(3, backend, identity.fingerprint, identity.contract, self.state.step, fragments, rows)
 
-    def _save_checkpoint(self) -> None:
+    def _save_checkpoint(self, ledger: tuple[LedgerRow, ...]) -> None:
         if self.policy.checkpoint.path is not None and self._session is not None:
             self._session.merger.check()
-            write_checkpoint(self.policy.checkpoint.path, self._snapshot())
+            write_checkpoint(self.policy.checkpoint.path, self._snapshot(ledger))
 
-    def _write_final(self) -> None:
+    def _write_final(self, ledger: tuple[LedgerRow, ...]) -> None:
         self.session.merger.check()
-        self._save_checkpoint()
+        self._save_checkpoint(ledger)
         final, identity = self.policy.final, self.session.identity
         if final.state_path is not None:
             params = [self.state.host(f)[0] for f in range(len(identity.layout))]

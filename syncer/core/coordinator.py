@@ -27,7 +27,7 @@ from syncer.core.cutoff import Cutoff
 from syncer.core.events import Member
 from syncer.core.finalization import Finalization
 from syncer.core.flight import Flight
-from syncer.core.ledger import Ledger
+from syncer.core.ledger import Ledger, LedgerRow
 from syncer.core.rejections import Rejections
 from syncer.core.roster import Roster
 from syncer.policy import SyncerPolicy
@@ -48,7 +48,7 @@ class ResumePoint:
     """What a checkpoint brings: its step, its ledger rows, and the check that only a HELLO can complete."""
 
     step: int
-    ledger: tuple[tuple[int, int, int, int], ...]
+    ledger: tuple[LedgerRow, ...]
     check: ResumeCheck
 
 
@@ -147,11 +147,6 @@ class Coordinator:
         if self._flight is not None:
             return self._flight.schedule.committed
         return self._resumed.step if self._resumed else 0
-
-    @property
-    def ledger_rows(self) -> tuple[tuple[int, int, int, int], ...]:
-        """(learner id, merges, steps, tokens) for the checkpoint."""
-        return self._ledger.rows()
 
     # ------------------------------------------------------------------ plumbing
 
@@ -380,7 +375,7 @@ class Coordinator:
         step, members = self.committed, self._roster.current
         self.phase = Phase.FINALIZING
         self._finalization = Finalization((m.learner_id for m in members), step, self._policy.final.ack_timeout_s)
-        self._do(fx.Say(f"training complete after {step} outer steps"), fx.WriteFinal(step))
+        self._do(fx.Say(f"training complete after {step} outer steps"), fx.WriteFinal(step, self._ledger.rows()))
         self._do(fx.Note("final", {"step": step, "expected": [m.learner_id for m in members]}))
         if not members:
             self._fail(f"no learner was connected at the final cut of step {step}: its state is written, unmarked")
@@ -449,7 +444,7 @@ class Coordinator:
     def _save(self) -> None:
         """Make the last contiguous commit durable, once there is a whole state."""
         if self._policy.checkpoint.path is not None and self._assembly is not None and self._assembly.whole:
-            self._do(fx.SaveCheckpoint(self.committed))
+            self._do(fx.SaveCheckpoint(self.committed, self._ledger.rows()))
 
     def _fail(self, text: str) -> None:
         if self.phase in (Phase.DONE, Phase.FAILED):

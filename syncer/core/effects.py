@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncer.core.events import Member, PushArrived
+from syncer.core.ledger import LedgerRow
 from yeto_torch.protocol.messages import Hello
 
 
@@ -100,9 +101,13 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """Make the state at ``step`` durable before anything behind this effect happens."""
+    """Make the state at ``step`` durable before anything behind this effect happens.
+
+    ``ledger`` is that of the same step: rounds behind it may be decided already, their effects still to be done.
+    """
 
     step: int
+    ledger: tuple[LedgerRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,7 @@ class WriteFinal:
     """Rewrite the checkpoint at the final quiescent cut, then the final state file."""
 
     step: int
+    ledger: tuple[LedgerRow, ...]
 
 
 @dataclass(frozen=True, slots=True)

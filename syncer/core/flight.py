@@ -111,7 +111,7 @@ class Flight:
             effects += [fx.Commit(round_.step, round_.fragment), fx.Record(round_.step, round_.launched_at, line)]
             if not self.schedule.complete:
                 if self._policy.checkpoint.periodic and round_.step % self._policy.checkpoint.every == 0:
-                    effects.append(fx.SaveCheckpoint(round_.step))
+                    effects.append(fx.SaveCheckpoint(round_.step, self._ledger.rows()))
                 effects.append(fx.Broadcast(round_.fragment, round_.step, audience))
         return effects
 

@@ -11,12 +11,14 @@ from syncer.core.events import PushArrived
 from yeto_torch.protocol.constants import U64_MAX
 
 Entry = tuple[int, int, int]
+LedgerRow = tuple[int, int, int, int]
+"""(learner id, merges, steps, tokens)"""
 
 
 class Ledger:
     """Counts what entered the model; a response counts once, at its round's commit."""
 
-    def __init__(self, entries: Iterable[tuple[int, int, int, int]] = ()) -> None:
+    def __init__(self, entries: Iterable[LedgerRow] = ()) -> None:
         self._entries: dict[int, Entry] = {i: (merges, steps, tokens) for i, merges, steps, tokens in entries}
 
     def add(self, response: PushArrived) -> None:
@@ -27,6 +29,6 @@ class Ledger:
             min(tokens + response.c_tokens, U64_MAX),
         )
 
-    def rows(self) -> tuple[tuple[int, int, int, int], ...]:
-        """(learner id, merges, steps, tokens), ascending by id."""
+    def rows(self) -> tuple[LedgerRow, ...]:
+        """All rows, ascending by id."""
         return tuple((i, *self._entries[i]) for i in sorted(self._entries))

@@ -19,13 +19,14 @@ from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.merge.merge import merge_fragment
 from syncer.state import GlobalState
-from tests.sim.disk import MARKER, SimDisk
+from tests.sim.disk import CHECKPOINT, MARKER, SimDisk, read
 from tests.sim.scenario import Scenario
 from tests.sim.world import SafetyError, World
 from yeto_torch.protocol import codec
 from yeto_torch.protocol.messages import PushFragment
 
 Bits = tuple[int, bytes, bytes]  # version, parameters, momentum of one fragment
+Ledger = dict[int, tuple[int, int, int]]  # merges, steps, tokens of each learner
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Attempt:
     members: list[Member]
     launched_at: float
     answers: list[Member] = field(default_factory=list)
+    expired: bool = False
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Judge:
         # over the whole life of the run
         self.pushes: dict[tuple[Member, int, int], PushFragment] = {}
         self.states: dict[int, list[Bits]] = {}  # by step, the present lineage
+        self.ledgers: dict[int, Ledger] = {0: {}}
         self.durable: int | None = None  # the newest step whose checkpoint was reported written
         self.ended_well = False
         self.left_alone: set[int] = set()  # learners that sent their ACK and waited for SHUTDOWN as long as they must
@@ -184,6 +187,10 @@ class Judge:
     def settled(self) -> None:
         """All effects of one event are done: a joiner has been sent every fragment, unless a cut is prepared."""
         self.claim(self.cutting or not self._owed, f"a joiner was not sent all fragments: {sorted(self._owed)}")
+        for round_ in self.rounds.values():
+            attempt = round_.attempts[-1]
+            if round_.merged is None and not attempt.expired and not self._reachable(attempt):
+                raise SafetyError(f"round {round_.step} attempt {attempt.number} goes on although K is out of reach")
 
     # Rounds
 
@@ -216,6 +223,11 @@ class Judge:
         )
         self.claim(len(in_flight) <= window, f"rounds {in_flight} in flight, the window is {window}")
 
+    def _reachable(self, attempt: Attempt) -> bool:
+        """Can it still come to K answers?"""
+        k = min(self._policy.schedule.quorum, len(attempt.members))
+        return len({m for m in attempt.members if m in self.live} | set(attempt.answers)) >= k
+
     def deadline_of(self, step: int, attempt: int) -> float | None:
         """When this attempt expires, if it is the one under way."""
         round_ = self.rounds.get(step)
@@ -226,11 +238,11 @@ class Judge:
     def _expired(self, step: int, number: int) -> None:
         attempt = self.rounds[step].attempts[-1]
         self.claim(attempt.number == number, f"round {step}: attempt {number} expired, {attempt.number} runs")
+        attempt.expired = True
+        if not self._reachable(attempt):
+            return
         deadline = attempt.launched_at + self._policy.schedule.quorum_timeout_s
         k = min(self._policy.schedule.quorum, len(attempt.members))
-        possible = {m for m in attempt.members if m in self.live} | set(attempt.answers)
-        if len(possible) < k:
-            return  # out of reach
         self.claim(self.decided_at >= deadline, f"round {step} attempt {number} expired at {self.decided_at:.6f}")
         punctual = {
             event.member
@@ -291,6 +303,10 @@ class Judge:
         twin.step = step - 1
         twin.commit(step, fragment, gradient, self._policy.outer.lr_at(step), self._policy.outer.momentum)
         self.states[step] = bits(twin)
+        self.ledgers[step] = dict(self.ledgers[step - 1])
+        for push in sent:
+            merges, steps, tokens = self.ledgers[step].get(push.learner_id, (0, 0, 0))
+            self.ledgers[step][push.learner_id] = (merges + 1, steps + push.c_steps, tokens + push.c_tokens)
         self.claim(bits(state) == self.states[step], f"the state of step {step} is not the replay of its answers")
 
     def _revive(self, saved: list[Bits]) -> GlobalState:
@@ -316,6 +332,9 @@ class Judge:
 
     def saved(self, step: int, disk: SimDisk) -> None:
         """A checkpoint was reported written."""
+        rows = read(disk.files[CHECKPOINT]).ledger
+        told = {row.learner: (row.merges, row.steps, row.tokens) for row in rows}
+        self.claim(told == self.ledgers[step], f"the ledger of step {step} says {told}, it is {self.ledgers[step]}")
         self.claim(disk.oldest_step() == step, f"the checkpoint of step {step} could still be lost")
         self.durable = step
 

@@ -20,6 +20,7 @@ from syncer.core import coordinator as core
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.events import Member
+from syncer.core.ledger import LedgerRow
 from syncer.merge import intake
 from syncer.merge.merge import merge_fragment
 from syncer.merge.weights import learner_weight
@@ -292,14 +293,12 @@ class Process:
                 self._judge.committed_now(step, fragment, self.state)
             case fx.Record(step, _, line):
                 self._judge.recorded(step, dict(line))
-            case fx.SaveCheckpoint():
-                yield from self._save()
+            case fx.SaveCheckpoint(_, ledger) | fx.WriteFinal(_, ledger):
+                yield from self._save(ledger)
             case fx.Broadcast():
                 self._broadcast(effect)
             case fx.Drain():
                 self._drain()
-            case fx.WriteFinal():
-                yield from self._save()
             case fx.SendCut():
                 self._send_cut(effect)
             case fx.WriteMarker(step):
@@ -369,13 +368,13 @@ class Process:
         if self._gradients.pop(effect.version, None) is not None:
             self._own.append(ev.RoundSynced(effect.version, 0.001))
 
-    def _save(self) -> Thread:
+    def _save(self, ledger: tuple[LedgerRow, ...]) -> Thread:
         yield self._scenario.save_s * self._world.rng.random()
         records = []
         for index, version in enumerate(self.state.versions):
             params, momentum = self.state.host(index)
             records.append(FragmentRecord(version, _bytes(params), _bytes(momentum)))
-        rows = tuple(LedgerEntry(*row) for row in self.coordinator.ledger_rows)
+        rows = tuple(LedgerEntry(*row) for row in ledger)
         fingerprint, backend = self._layout.fingerprint, int(self._policy.merge.iso_backend)
         snapshot = Snapshot(3, backend, fingerprint, CONTRACT, self.state.step, records, rows)
         write_checkpoint(CHECKPOINT, snapshot, self._node.disk)

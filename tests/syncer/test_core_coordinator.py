@@ -162,9 +162,10 @@ class TestResuming:
         assert d.finish.code == 0
 
     def test_the_ledger_goes_on(self):
-        d = desk(learners=1, quorum=1, resumed=checkpoint(3, ledger=((0, 3, 30, 300), (5, 1, 2, 3)))).assemble()
+        resumed = checkpoint(3, ledger=((0, 3, 30, 300), (5, 1, 2, 3)))
+        d = desk(learners=1, quorum=1, path="c", every=1, resumed=resumed).assemble()
         d.push(0, 4, c_steps=7, c_tokens=70)
-        assert d.coordinator.ledger_rows == ((0, 4, 37, 370), (5, 1, 2, 3))
+        assert d.latest(fx.SaveCheckpoint)[0].ledger == ((0, 4, 37, 370), (5, 1, 2, 3))
 
     def test_what_only_a_hello_can_tell_refuses_that_hello_only(self):
         d = desk(learners=1, resumed=checkpoint(3, lambda _l, _f, contract: "no" if contract == OTHER else None))
@@ -223,18 +224,27 @@ class TestRounds:
         assert kinds(d.new)[1:] == ["Commit", "Record", "Drain", "WriteFinal", "SendCut", "SendCut"]
 
     def test_the_ledger_counts_a_response_once_at_its_commit(self):
-        d = desk(pipeline=1).assemble()
+        d = desk(pipeline=1, path="c", every=1).assemble()
         d.push(0, 1, c_steps=3, c_tokens=30)
-        assert d.coordinator.ledger_rows == ()
         d.push(0, 1, c_steps=9, c_tokens=90)
         d.push(1, 1, c_steps=2, c_tokens=20)
-        assert d.coordinator.ledger_rows == ((0, 1, 3, 30), (1, 1, 2, 20))
+        assert [e.ledger for e in d.all(fx.SaveCheckpoint)] == [(), ((0, 1, 3, 30), (1, 1, 2, 20))]
+
+    def test_a_checkpoint_holds_the_ledger_of_its_own_step(self):
+        """Rounds 1 and 2 are decided together; the file of step 1 must not count round 2."""
+        d = desk(learners=1, quorum=1, pipeline=2, path="c", every=1, merges=False).assemble()
+        d.push(0, 1)
+        d.push(0, 2)
+        d.tell(ev.MergeDone(2))
+        d.tell(ev.MergeDone(1))
+        saved = d.latest(fx.SaveCheckpoint)
+        assert [(e.step, e.ledger) for e in saved] == [(1, ((0, 1, 1, 10),)), (2, ((0, 2, 2, 20),))]
 
     def test_no_claim_of_tokens_makes_a_ledger_that_no_checkpoint_can_hold(self):
-        d = desk(learners=1, quorum=1).assemble()
+        d = desk(learners=1, quorum=1, path="c", every=1).assemble()
         for step in (1, 2):
             d.push(0, step, c_tokens=U64_MAX)
-        assert d.coordinator.ledger_rows == ((0, 2, 2, U64_MAX),)
+        assert d.latest(fx.SaveCheckpoint)[0].ledger == ((0, 2, 2, U64_MAX),)
 
     def test_a_joiner_neither_counts_nor_blocks_and_enters_at_the_next_launch(self):
         d = desk(learners=3, quorum=2, pipeline=1, grace_ms=0).assemble()
@@ -620,7 +630,7 @@ class TestInterrupt:
         d.tell(ev.MergeDone(1))
         d.tell(ev.Interrupted())
         assert kinds(d.new) == ["SaveCheckpoint", "Finish"]
-        assert d.latest(fx.SaveCheckpoint) == [fx.SaveCheckpoint(1)]
+        assert [e.step for e in d.latest(fx.SaveCheckpoint)] == [1]
         assert d.finish.code == 130
         assert not d.finish.terminal, "learners may redial: a restart takes them up again"
         assert not d.tell(ev.MergeDone(2))
