@@ -47,6 +47,7 @@ from yeto_torch.redial import Redial
 from yeto_torch.session import Session
 from yeto_torch.transport.group import Closed, Group
 from yeto_torch.transport.sockets import Socket, dial, send_parts
+from yeto_torch.transport.tls import ClientTls
 
 log = logging.getLogger("yeto_torch")
 
@@ -95,6 +96,7 @@ class Link:
         inits: encoded starting values per fragment, on learner 0; dropped as the fragments are seen.
         mac_key: signs HELLO.
         max_reconnects: redials since the last broadcast before giving up; None = never.
+        tls: how to secure every socket; None = not at all.
 
     Attributes:
         lock: guards the session and everything here that more than one thread uses.
@@ -110,6 +112,7 @@ class Link:
         inits: Mapping[int, Buffer],
         mac_key: bytes | None = None,
         max_reconnects: int | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self.session = session
         self.lock = Lock()
@@ -117,6 +120,7 @@ class Link:
         self._attention = Condition(self.lock)  # the training thread waits here
         self._work = Condition(self.lock)  # the link thread waits here
         self._address, self._hello, self._limits, self._mac_key = address, hello, limits, mac_key
+        self._tls = tls
         self._inits = dict(inits)
         self._redial = Redial(max_reconnects)
         self._group: Group | None = None
@@ -274,7 +278,7 @@ class Link:
 
     def _open(self, first_frame: Sequence[Buffer]) -> Socket:
         """A connected socket that has said its first frame. Raises OSError."""
-        sock = dial(*self._address, DIAL_TIMEOUT_S)
+        sock = dial(*self._address, DIAL_TIMEOUT_S, self._tls)
         try:
             send_parts(sock, first_frame, DIAL_TIMEOUT_S)
         except OSError:
