@@ -38,7 +38,7 @@ def test_two_learners_with_split_classes_know_all_digits(tmp_path, capfd):
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "checkpoint.yeto").exists()
     assert str(folder) in out
-    for row in ("fleet of 2, final model", "one learner, digits 0 to 4", "synchronous training"):
+    for row in ("fleet, final model", "alone, digits 0 to 4", "alone, digits 5 to 9", "synchronous training"):
         assert row in out
 
 

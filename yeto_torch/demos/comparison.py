@@ -95,12 +95,12 @@ class Comparison:
         load_final(model, self._folder.path)
         accuracy, loss = evaluate(model, self._task)
         samples = sum(steps) * self._task.batch
-        return Trained(f"fleet of {LEARNERS}, final model", accuracy, loss, sum(steps) / LEARNERS, samples, bytes_moved)
+        return Trained("fleet, final model", accuracy, loss, sum(steps) / LEARNERS, samples, bytes_moved)
 
     def _alone(self, learner: int, steps: int) -> Trained:
         part = f"digits {5 * learner} to {5 * learner + 4}" if self._options.split == "classes" else "half of the data"
-        name = f"one learner, {part}"
-        self._say(f"{name}: {steps} steps")
+        name = f"alone, {part}"
+        self._say(f"one learner {name}: {steps} steps")
         curve = self._curves[name] = train_alone(self._task, learner, steps)
         return Trained(name, curve.accuracy, curve.final_loss, steps, steps * self._task.batch, None)
 

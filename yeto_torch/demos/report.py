@@ -12,6 +12,7 @@ import matplotlib
 
 matplotlib.use("Agg")  # files only; works without a display
 from matplotlib import pyplot as plt
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -52,16 +53,17 @@ def gradient_bytes(parameters: int, steps: float, learners: int) -> int:
 
 def show(console: Console, results: list[Result]) -> None:
     """Print the table over all seeds and what it says."""
-    table = Table(title=f"held-out result, {len(results)} seeds: mean ± standard deviation" if results[1:] else None)
-    table.add_column("", no_wrap=True)
-    for column in ("accuracy", "loss", "steps", "samples", "bytes moved"):
-        table.add_column(column, justify="right")
+    title = f"{len(results)} seeds: mean ± standard deviation" if results[1:] else None
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("held-out result of", no_wrap=True)
+    for column in ("accuracy, %", "loss", "steps", "samples", "moved"):
+        table.add_column(column, justify="right", no_wrap=True)
     rows = [[result.fleet, *result.alone, result.synchronous] for result in results]
     for runs in zip(*rows, strict=True):
         moved = statistics.mean(run.bytes_moved or 0 for run in runs)
         table.add_row(
             runs[0].name,
-            _spread([run.accuracy for run in runs], 1) + " %",
+            _spread([run.accuracy for run in runs], 1),
             _spread([run.loss for run in runs], 3),
             f"{statistics.mean(run.steps for run in runs):.0f}",
             f"{statistics.mean(run.samples for run in runs):,.0f}",
