@@ -11,6 +11,7 @@ one line: the key, the value, the legal range.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from omegaconf import MISSING
 
 from syncer import rules
-from syncer.config_files import HMAC_KEY, TLS, check_files, read_hmac_key
+from syncer.config_files import HMAC_KEY, check_files, check_tls, read_hmac_key
 from syncer.policy import (
     CheckpointPolicy,
     FinalPolicy,
@@ -36,12 +37,11 @@ from syncer.policy import (
 )
 from syncer.rules import Rule, shown, wrong
 from yeto_torch.protocol.constants import U32_MAX, U64_MAX
-from yeto_torch.protocol.profile import ProfileRecord
+from yeto_torch.protocol.profile import ProfileRecord, record_of
 
 _LONGEST_S = 10**9  # 31 years; the waits of the standard library overflow at nine times that
 _LONGEST_MS = 10**9
 _NEUTRAL = {"checkpoint.resume": "false", "checkpoint.mark_final": False, "budget.learner_steps": None}
-_NOT_YET = TLS
 REQUIRED: Any = MISSING  # the default of a key that has none
 S = TypeVar("S")
 
@@ -92,6 +92,9 @@ class MergeConfig:
     iso_backend: str = key("torch-svd", rules.word("torch-svd", "scalar"), "who computes the SVD of iso fragments")
     iso_scale: str = key("mean", rules.word("mean", "norm"), "what the flat spectrum of an iso merge is set to")
     device: str = key("auto", rules.device(), "where merging runs; auto = CUDA when present")
+    max_norm_ratio: float | None = key(
+        None, rules.real(1, 1e9, above=True), "answers longer than so many times the round's median are left out"
+    )
 
 
 @dataclass
@@ -250,6 +253,7 @@ def validate(config: SyncerConfig) -> SyncerPolicy:
     values = SYNCER.parsed(config)
     _check_relations(values)
     check_files(values)
+    check_tls(values)
     return _policy(values, read_hmac_key(values[HMAC_KEY]))
 
 
@@ -261,7 +265,21 @@ def warnings(policy: SyncerPolicy) -> list[str]:
             "session.require_profile_binding=true with checkpoint.resume=false: resuming later changes the profile, "
             "and bound learners will be refused; a run that may be restarted starts with checkpoint.resume=auto"
         )
+    host, security = policy.listen.host, policy.security
+    if security.hmac_key is None and security.tls_client_ca is None and not _is_loopback(host):
+        found.append(
+            f"NOT PROTECTED: listen.host={host} is not loopback and learners are not authenticated: whoever reaches "
+            f"the port can join the run, read the model and change it; set security.hmac_key_file, or "
+            f"security.tls_cert, .tls_key and .tls_client_ca"
+        )
     return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _check_relations(values: dict[str, Any]) -> None:
@@ -275,9 +293,6 @@ def _check_relations(values: dict[str, Any]) -> None:
             raise wrong(name, values[name], f"{shown(needed)} while checkpoint.path is null")
         if values["budget.learner_steps"] is not None and name != "budget.learner_steps":
             raise wrong(name, values[name], f"{shown(needed)} while budget.learner_steps is given")
-    for name in _NOT_YET:
-        if values[name] is not None:
-            raise wrong(name, values[name], "null: this version does not support it yet")
 
 
 # --------------------------------------------------------------------------------------------------------- policy
@@ -319,36 +334,12 @@ def _policy(values: dict[str, Any], hmac_key: bytes | None) -> SyncerPolicy:
 
 def profile_record(policy: SyncerPolicy) -> ProfileRecord:
     """The treaty's record of this configuration; ``.hash`` is what a profile-bound HELLO must carry."""
-    schedule, checkpoint = policy.schedule, policy.checkpoint
-    extensions: dict[str, Any] = {
-        f"schedule.{name}": getattr(schedule, name)
-        for name in ("on_loss", "loss_after_s", "start_grace_s")
-        if getattr(schedule, name) != DEFAULTS[f"schedule.{name}"]
+    sections = ("schedule", "merge", "outer", "checkpoint", "final", "session")
+    values: dict[str, Any] = {
+        f"{section}.{entry.name}": getattr(getattr(policy, section), entry.name)
+        for section in sections
+        for entry in fields(getattr(policy, section))
     }
-    if policy.merge.iso_scale is not IsoScale.MEAN:
-        extensions["merge.iso_scale"] = policy.merge.iso_scale.name.lower()
-    if len(policy.outer.lr) > 1:
-        extensions["outer.lr"] = [list(pair) for pair in policy.outer.lr]
-    return ProfileRecord(
-        learners=policy.learners,
-        quorum=schedule.quorum,
-        total_steps=policy.total_steps,
-        grace_ms=schedule.grace_ms,
-        grace_gamma=schedule.grace_gamma,
-        grace_tau=schedule.grace_tau,
-        pipeline=schedule.pipeline,
-        min_round_interval_ms=schedule.min_round_interval_ms,
-        sync_interval_steps=schedule.sync_interval_steps,
-        heloco=policy.merge.delta_correction == "heloco",
-        quorum_timeout_s=schedule.quorum_timeout_s,
-        final_ack_timeout_s=policy.final.ack_timeout_s,
-        outer_lr=policy.outer.lr[0][1],
-        outer_momentum=policy.outer.momentum,
-        checkpoint=checkpoint.path is not None,
-        checkpoint_every=checkpoint.every,
-        resume=checkpoint.resume != "false",
-        mark_final=checkpoint.mark_final,
-        learner_budget_steps=policy.budget_learner_steps,
-        require_profile_binding=policy.session.require_profile_binding,
-        extensions=extensions,
-    )
+    values |= {"learners": policy.learners, "total_steps": policy.total_steps}
+    values |= {"merge.iso_scale": policy.merge.iso_scale.name.lower()}
+    return record_of(values | {"budget.learner_steps": policy.budget_learner_steps})

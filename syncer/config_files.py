@@ -1,7 +1,8 @@
 """Are the files a configuration names usable, each for itself and all together?
 
-Decides: no two keys name one file; what will be written has a folder that permits it; the HMAC key can be read. It
-only looks: nothing is created, opened for writing or removed, and no file but the HMAC key's is read.
+Decides: no two keys name one file; what will be written has a folder that permits it; the HMAC key can be read;
+certificates and key belong together. It only looks: nothing is created, opened for writing or removed, and no files
+but those of ``security`` are read.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from syncer.rules import shown, wrong
+from yeto_torch.transport.tls import TlsFileError, server_context
 
 HMAC_KEY = "security.hmac_key_file"
-TLS = ("security.tls_cert", "security.tls_key", "security.tls_client_ca")
-_READ = ("final.layout_path", HMAC_KEY, *TLS)
+_TLS = {"cert": "security.tls_cert", "key": "security.tls_key", "ca": "security.tls_client_ca"}
+_READ = ("final.layout_path", HMAC_KEY, *_TLS.values())
 _REPLACED = ("listen.address_file", "checkpoint.path", "final.state_path")  # by a rename within their folder
 _APPENDED = ("tape.path",)
 _LARGEST_KEY_BYTES = 65_536
@@ -33,7 +35,7 @@ def check_files(paths: Mapping[str, Path | None]) -> None:
         except OSError as error:  # a name too long, a folder that may not be searched
             raise wrong(key, path, f"a usable path ({error.strerror})") from error
         other = used.setdefault(identity, key)
-        if other != key:
+        if other != key and not {key, other} <= set(_TLS.values()):  # one PEM file may hold several things
             raise wrong(key, path, f"a file of its own, but it is also that of {other}")
         if key == "checkpoint.path":
             used.setdefault(identity + ".final", "checkpoint.path's marker")
@@ -69,3 +71,19 @@ def read_hmac_key(path: Path | None) -> bytes | None:
     if not key:
         raise wrong(HMAC_KEY, path, "a file that holds a key, but it is empty")
     return key
+
+
+def check_tls(paths: Mapping[str, Path | None]) -> None:
+    """Certificate, key and authority can serve TLS together. Raises ValueError naming the key and the path."""
+    cert, key, authority = (paths[name] for name in _TLS.values())
+    for name, other in (("cert", "key"), ("key", "cert"), ("ca", "cert")):
+        path = paths[_TLS[name]]
+        if path is not None and paths[_TLS[other]] is None:
+            raise wrong(_TLS[name], path, f"null while {_TLS[other]} is null: TLS needs both")
+    if cert is None or key is None:
+        return
+    try:
+        server_context(cert, key, authority)
+    except TlsFileError as error:
+        name = _TLS[error.which]
+        raise wrong(name, paths[name], error.legal) from error

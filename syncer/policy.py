@@ -62,6 +62,7 @@ class MergePolicy:
     iso_backend: IsoBackend = IsoBackend.TORCH_SVD
     iso_scale: IsoScale = IsoScale.MEAN
     device: str = "auto"
+    max_norm_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import itertools
 import logging
 import os
 import socket
+import ssl
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.merge.intake import decode_gradient
 from syncer.merge.weights import learner_weight
-from syncer.policy import SyncerPolicy
+from syncer.policy import SecurityPolicy, SyncerPolicy
 from yeto_torch.protocol import codec
 from yeto_torch.protocol.constants import Direction, MessageType
 from yeto_torch.protocol.errors import LocalError, PeerError, RunError
@@ -51,7 +52,8 @@ from yeto_torch.protocol.messages import (
     decode_hello,
 )
 from yeto_torch.transport.group import Closed, Group
-from yeto_torch.transport.sockets import read_first_frame, refuse
+from yeto_torch.transport.sockets import Socket, read_first_frame, refuse
+from yeto_torch.transport.tls import NotTlsError, TlsError, TlsFileError, TlsSocket, server_context
 
 log = logging.getLogger("syncer")
 
@@ -77,7 +79,7 @@ class _Admitted:
 class _Early:
     """A data socket that came before its group's HELLO."""
 
-    sock: socket.socket
+    sock: Socket
     index: int
     until: float
 
@@ -89,14 +91,17 @@ class Server:
         policy: the configuration.
         device: where decoded gradients go.
         post: hands an event to the actor; called from many threads.
+
+    Raises RunError when TLS is configured and its files have changed since they were checked.
     """
 
     def __init__(self, policy: SyncerPolicy, device: torch.device, post: Post) -> None:
         self._policy, self._device, self._post = policy, device, post
+        self._tls = _tls(policy.security)
         self._lock = Lock()
         self._changed = Condition(self._lock)
         self._silent: OrderedDict[int, socket.socket] = OrderedDict()  # first frame awaited, oldest first
-        self._tickets: dict[int, tuple[Member, socket.socket]] = {}  # HELLO said, the actor's word awaited
+        self._tickets: dict[int, tuple[Member, Socket]] = {}  # HELLO said, the actor's word awaited
         self._groups: dict[Member, _Admitted] = {}
         self._newest: dict[int, Member] = {}  # the last generation admitted per learner
         self._early: OrderedDict[int, tuple[Member, _Early]] = OrderedDict()
@@ -231,9 +236,15 @@ class Server:
                 self._is_stale(number)
                 sock.close()
 
-    def _first_frame(self, number: int, sock: socket.socket) -> None:
+    def _first_frame(self, number: int, tcp: socket.socket) -> None:
+        """Shake hands if TLS is configured, and read one frame, both within ``session.handshake_timeout_s``."""
+        sock: Socket = tcp
+        deadline = time.monotonic() + self._policy.session.handshake_timeout_s
         try:
-            frame = read_first_frame(sock, self._policy.session.handshake_timeout_s)
+            if self._tls is not None:
+                sock = TlsSocket(tcp, self._tls, server_side=True)
+                sock.handshake(deadline - time.monotonic())
+            frame = read_first_frame(sock, deadline - time.monotonic())
             now = time.monotonic()
             if self._is_stale(number):
                 sock.close()
@@ -242,19 +253,28 @@ class Server:
             else:
                 self._data_hello(sock, frame, now)
         except PeerError as violation:
-            self._is_stale(number)
-            log.warning("refused a connection: %s", violation)
-            self._refuse_later(sock, str(violation))
+            self._turn_away(number, sock, str(violation), str(violation))
+        except NotTlsError as error:
+            self._turn_away(
+                number, tcp, str(error), "this syncer speaks TLS only: give the learner tls= or YETO_TLS_CA"
+            )
+        except TlsError as error:
+            self._turn_away(number, tcp, str(error), None)  # the alert has said it
         except OSError:
             self._is_stale(number)
             sock.close()
+
+    def _turn_away(self, number: int, sock: Socket, reason: str, told: str | None) -> None:
+        self._is_stale(number)
+        log.warning("refused a connection: %s", reason)
+        self._refuse_later(sock, told)
 
     def _is_stale(self, number: int) -> bool:
         """Take the socket off the list of silent ones; True when it was crowded out meanwhile."""
         with self._lock:
             return self._silent.pop(number, None) is None or self._closing
 
-    def _hello(self, number: int, sock: socket.socket, frame: Frame, now: float) -> None:
+    def _hello(self, number: int, sock: Socket, frame: Frame, now: float) -> None:
         hello = decode_hello(frame.payload, self._policy.learners, self._policy.security.hmac_key)
         with self._lock:
             full = len(self._tickets) >= _MAX_TICKETS
@@ -265,7 +285,7 @@ class Server:
         else:
             self._post(ev.HelloArrived(number, hello), now, None)
 
-    def _data_hello(self, sock: socket.socket, frame: Frame, now: float) -> None:
+    def _data_hello(self, sock: Socket, frame: Frame, now: float) -> None:
         hello = decode(frame.kind, frame.payload)
         assert isinstance(hello, DataHello)
         member = Member(hello.learner_id, hello.generation)
@@ -286,7 +306,7 @@ class Server:
         if crowded_out is not None:
             crowded_out.sock.close()
 
-    def _attach(self, group: Group, index: int, sock: socket.socket) -> None:
+    def _attach(self, group: Group, index: int, sock: Socket) -> None:
         try:
             group.attach(index, sock)
         except PeerError as violation:
@@ -294,7 +314,7 @@ class Server:
         except LocalError:  # the group died meanwhile
             sock.close()
 
-    def _refuse_later(self, sock: socket.socket, text: str) -> None:
+    def _refuse_later(self, sock: Socket, text: str | None) -> None:
         """Say why and close, on a thread of its own: a peer that does not read must not hold the actor."""
         if not self._refusals.acquire(blocking=False):
             sock.close()
@@ -420,7 +440,16 @@ class _Reception:
             raise PeerError(f"{name} of learner {learner_id} on the connection of learner {self._member.learner_id}")
 
 
-def _shut(sock: socket.socket) -> None:
+def _tls(security: SecurityPolicy) -> ssl.SSLContext | None:
+    if security.tls_cert is None or security.tls_key is None:
+        return None
+    try:
+        return server_context(security.tls_cert, security.tls_key, security.tls_client_ca)
+    except TlsFileError as error:
+        raise RunError(f"TLS: {error}") from error
+
+
+def _shut(sock: Socket) -> None:
     """Wake whoever reads from a socket; its owner closes it."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

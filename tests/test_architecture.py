@@ -55,7 +55,7 @@ CLOCKS = {
     *COMMANDS,
 }
 SECRETS = {"yeto_torch/link.py", "yeto_torch/folder.py", "syncer/benchmark.py"}
-HYDRA = {"syncer/compose.py", "syncer/config.py"}
+HYDRA = {"syncer/compose.py", "syncer/config.py", "yeto_torch/config.py"}
 
 
 def imported(source: str) -> set[str]:

@@ -18,7 +18,9 @@ from typing import Any
 
 from yeto_torch.protocol.constants import HASH_BYTES, MAX_STREAMS, U32_MAX, U64_MAX, WireDType
 from yeto_torch.protocol.layout import contract_hash
-from yeto_torch.protocol.profile import ProfileRecord
+from yeto_torch.protocol.profile import ProfileRecord, record_of
+from yeto_torch.security import client_tls, read_key, tls_from
+from yeto_torch.transport.tls import ClientTls
 
 log = logging.getLogger("yeto_torch")
 _ENVIRONMENT = {
@@ -28,7 +30,10 @@ _ENVIRONMENT = {
     "budget_steps": "YETO_BUDGET_STEPS",
     "run_dir": "YETO_RUN_DIR",
 }
-_TLS = ("YETO_TLS_CA", "YETO_TLS_CERT", "YETO_TLS_KEY")
+_PROFILE = (
+    "the YAML that `python -m syncer ... --cfg job --resolve` prints (text, or a path to it), a mapping of the "
+    "record's fields, 32 bytes or 64 hex digits"
+)
 _warned_about_run_id = False
 
 
@@ -52,9 +57,12 @@ class LearnerConfig:
         streams: data sockets beside the control socket.
         merge_alpha: weight of the local value when a broadcast is adopted; 0 takes the global fragment as it is.
         tokens_per_step: what a step counts when ``step(tokens=...)`` is not told.
-        profile: a syncer configuration to bind to, as ``ProfileRecord`` or its 32-byte hash.
+        profile: the syncer configuration to bind to: what ``python -m syncer ... --cfg job --resolve`` prints (text, or
+            a path to it), a ``ProfileRecord`` or a mapping of its fields, or its hash (32 bytes or 64 hex digits).
         contract: an explicit 32-byte session contract instead of the one derived from ``run_id``.
         hmac_key: signs HELLO. Env YETO_HMAC_KEY_FILE names a file with the key.
+        tls: True, a path to a CA file, or a mapping of ca, cert, key and server_hostname; see ``security``. Env
+            YETO_TLS_CA, YETO_TLS_CERT and YETO_TLS_KEY.
         budget_steps: the learner-budget target. Env YETO_BUDGET_STEPS.
         wait_for_start: the constructor returns once the fleet's weights are installed.
         on_nonfinite: ``"raise"``, or ``"resync"`` to drop local progress and take the anchor again.
@@ -75,10 +83,10 @@ class LearnerConfig:
     streams: int = 4
     merge_alpha: float = 0.0
     tokens_per_step: int = 1
-    profile: ProfileRecord | bytes | str | None = None
+    profile: ProfileRecord | Mapping[str, Any] | bytes | str | os.PathLike[str] | None = None
     contract: bytes | str | None = None
     hmac_key: bytes | None = field(default=None, repr=False)
-    tls: Any = None
+    tls: bool | str | os.PathLike[str] | Mapping[str, Any] | None = None
     process_group: Any = None
     budget_steps: int | None = None
     wait_for_start: bool = True
@@ -99,12 +107,8 @@ class LearnerConfig:
                 text = environment[variable]
                 arguments[name] = _whole(variable, text) if name in ("learner_id", "budget_steps") else text
         if arguments.get("hmac_key") is None and environment.get("YETO_HMAC_KEY_FILE"):
-            arguments["hmac_key"] = _key_file(environment["YETO_HMAC_KEY_FILE"])
-        for variable in _TLS:
-            if environment.get(variable):
-                raise ValueError(
-                    f"{variable}={environment[variable]!r}: TLS is not available in this version; unset it"
-                )
+            arguments["hmac_key"] = read_key("YETO_HMAC_KEY_FILE", environment["YETO_HMAC_KEY_FILE"])
+        arguments["tls"] = tls_from(environment, arguments.get("tls"))
         config = cls(**arguments)
         learners = environment.get("YETO_LEARNERS")
         if learners and config.identity >= _whole("YETO_LEARNERS", learners):
@@ -131,8 +135,7 @@ class LearnerConfig:
             _integer("max_reconnects", self.max_reconnects, 0, U64_MAX)
         _number("connect_timeout_s", self.connect_timeout_s, 0.0, math.inf, above=True)
         _number("final_timeout_s", self.final_timeout_s, 0.0, math.inf, above=True)
-        if self.tls is not None:
-            raise ValueError("tls: TLS is not available in this version; leave it None")
+        _ = self.client_tls
         if self.process_group is not None:
             raise ValueError(
                 "process_group: a learner of several ranks is not available in this version; leave it None"
@@ -173,9 +176,12 @@ class LearnerConfig:
     @property
     def profile_hash(self) -> bytes | None:
         """The 32-byte hash HELLO carries, None when the learner does not bind."""
-        if self.profile is None or isinstance(self.profile, ProfileRecord):
-            return None if self.profile is None else self.profile.hash
-        return _hash("profile", self.profile)
+        return None if self.profile is None else _profile_hash(self.profile)
+
+    @property
+    def client_tls(self) -> ClientTls | None:
+        """How to dial, None without TLS; reads the files anew."""
+        return client_tls(self.tls, self.address[0])
 
     def contract_for(self, fingerprint: bytes) -> bytes:
         """The session contract: the explicit one, else derived from the layout's fingerprint and ``run_id``."""
@@ -206,12 +212,39 @@ def _warn_about_run_id() -> None:
         )
 
 
-def _key_file(path: str) -> bytes:
+def _profile_hash(profile: Any) -> bytes:
+    """The hash of every form ``profile=`` may have. Raises ValueError."""
+    if isinstance(profile, bytes) or (isinstance(profile, str) and re.fullmatch(r"[0-9a-fA-F]{64}", profile)):
+        return _hash("profile", profile)
     try:
-        key = Path(path).read_bytes()
+        if isinstance(profile, ProfileRecord):
+            return profile.hash
+        if isinstance(profile, (str, os.PathLike)):
+            return record_of(_configuration(profile)).hash
+        if isinstance(profile, Mapping):
+            return (record_of(profile) if "schedule" in profile else ProfileRecord.of_fields(profile)).hash
+    except ValueError as error:
+        raise ValueError(f"profile: {error}") from error
+    raise ValueError(f"profile={profile!r}: must be {_PROFILE}")
+
+
+def _configuration(source: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """A printed configuration, from its YAML (which has more than one line) or the file that holds it."""
+    from omegaconf import OmegaConf  # whose loader reads numbers as the syncer's does; only who binds needs it
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]  # comes with OmegaConf, its stubs do not
+
+    text = source if isinstance(source, str) and "\n" in source else None
+    try:
+        text = Path(source).read_text(encoding="utf-8") if text is None else text
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except OSError as error:
-        raise ValueError(f"YETO_HMAC_KEY_FILE={path!r}: cannot be read: {error.strerror or error}") from error
-    return key[:-1] if key.endswith(b"\n") else key
+        raise ValueError(f"{str(source)!r} cannot be read ({error.strerror or error}): must be {_PROFILE}") from error
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or not content:
+        raise ValueError(f"no configuration in it: must be {_PROFILE}")
+    return {str(name): value for name, value in content.items()}
 
 
 def _whole(variable: str, text: str) -> int:

@@ -106,6 +106,7 @@ class Learner:
             {f: encode(self._exchange.values(f), dtype.bulk) for f in inits},
             config.hmac_key,
             config.max_reconnects,
+            config.client_tls,
         )
 
     # ------------------------------------------------------------------------------------------ start, step, end

@@ -47,7 +47,7 @@ from yeto_torch.redial import Redial
 from yeto_torch.session import Session
 from yeto_torch.transport.group import Closed, Group
 from yeto_torch.transport.sockets import Socket, dial, send_parts
-from yeto_torch.transport.tls import ClientTls
+from yeto_torch.transport.tls import ClientTls, TlsError
 
 log = logging.getLogger("yeto_torch")
 
@@ -241,6 +241,8 @@ class Link:
             control = self._open(encode(hello, self._mac_key))
         except OSError as error:
             self._note(str(error))
+            with self.lock:
+                self._give_up_on(error)
             return None
         group = Group(
             control,
@@ -382,6 +384,11 @@ class Link:
         if complain:
             log.warning("no connection to the syncer: %s; trying again", cause)
 
+    def _give_up_on(self, error: OSError | None) -> None:
+        """TLS that fails before the syncer was ever heard is a mistake in the configuration; later it may pass."""
+        if isinstance(error, TlsError) and len(self.session.unseen) == len(self._hello.layout):
+            self.session.fail(ConnectionLostError(f"{error}; see tls= and YETO_TLS_CA, YETO_TLS_CERT, YETO_TLS_KEY"))
+
     # ------------------------------------------------------------------------------------------ the group's threads
 
     def _received(self, generation: int, message: Message, _now: float) -> None:
@@ -406,6 +413,7 @@ class Link:
             elif lost:
                 self._redial.cause = closed.reason
                 log.warning("lost the connection to the syncer: %s; training goes on", closed.reason)
+                self._give_up_on(closed.error)
             self.session.detached()
             self._lost = True
             self._wake()

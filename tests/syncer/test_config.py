@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from syncer.config import DEFAULTS, RULES, SECTIONS, SyncerConfig, profile_record, validate, warnings
 from syncer.policy import IsoBackend
+from tests.support.certificates import Authority
 from yeto_torch.protocol.profile import ProfileRecord
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "vectors" / "profile.json").read_text(encoding="utf-8"))
@@ -60,7 +61,7 @@ DOCUMENTED = {
     "schedule.sync_interval_steps": 24.0, "schedule.min_round_interval_ms": 0,
     "schedule.grace_ms": 1000, "schedule.grace_gamma": 0.8, "schedule.grace_tau": 2.0,
     "merge.delta_correction": "???", "merge.iso_backend": "torch-svd",
-    "merge.iso_scale": "mean", "merge.device": "auto",
+    "merge.iso_scale": "mean", "merge.device": "auto", "merge.max_norm_ratio": None,
     "outer.lr": "???", "outer.momentum": "???",
     "svd.devices": ["auto"], "svd.queue_capacity": 16,
     "svd.startup_timeout_s": 300, "svd.request_timeout_s": 3540, "svd.drain_timeout_s": 3600,
@@ -104,6 +105,7 @@ TABLE = {
     "merge.delta_correction": (["heloco", "none"], ["sometimes", "", None]),
     "merge.iso_backend": (["torch-svd", "scalar"], ["abacus", "torch_svd", None]),
     "merge.iso_scale": (["mean", "norm"], ["max", 1, None]),
+    "merge.max_norm_ratio": ([1 + 1e-9, 10, "100", 1e9, None], [1, 0.5, 0, -2, NAN, INF, 1.1e9, "much", True]),
     "merge.device": (["auto", "cpu", "cuda", "cuda:7"], ["gpu", "cuda:", "cuda:x", "cpu:0", "", None]),
     "outer.lr": (
         [1e-45, 1, 0.7, "0.5", 3.4e38, [[1, 0.7]], [[1, 0.7], [2, 0.1], [U64, 1]]],
@@ -242,13 +244,6 @@ def test_a_budget_excludes_resuming_and_the_marker(tmp_path):
         assert "budget.learner_steps" in message
 
 
-@pytest.mark.parametrize("name", ["security.tls_cert", "security.tls_key", "security.tls_client_ca"])
-def test_tls_is_null_in_this_version(name, tmp_path):
-    file = tmp_path / "pem"
-    file.write_text("x")
-    assert refused({name: str(file)}).startswith(f"{name}={file}: must be null")
-
-
 def test_a_budget_reaches_the_policy(tmp_path):
     assert of({"budget.learner_steps": 5, "checkpoint.path": str(tmp_path / "c")}).budget_learner_steps == 5
 
@@ -263,6 +258,24 @@ def test_binding_without_resume_is_warned_of(tmp_path):
     assert "checkpoint.resume=auto" in warnings(of(bound))[0]
     assert warnings(of(bound | {"checkpoint.path": str(tmp_path / "c"), "checkpoint.resume": "auto"})) == []
     assert warnings(policy()) == []
+
+
+def test_a_door_open_to_strangers_is_warned_of_loudly(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("k")
+    authority = Authority(tmp_path)
+    pair = authority.issue("syncer", "localhost")
+    tls = {"security.tls_cert": str(pair.cert), "security.tls_key": str(pair.key)}
+    for host in ("0.0.0.0", "::", "192.0.2.7", "syncer.example"):
+        listen = {"listen.host": host}
+        for unprotected in (listen, listen | tls):
+            (told,) = warnings(of(unprotected))
+            assert told.startswith(f"NOT PROTECTED: listen.host={host} ")
+            assert "security.hmac_key_file" in told
+        assert warnings(of(listen | {"security.hmac_key_file": str(key)})) == []
+        assert warnings(of(listen | tls | {"security.tls_client_ca": str(authority.ca)})) == []
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
+        assert warnings(of({"listen.host": host})) == []
 
 
 # ------------------------------------------------------------------------------------------------------------ files
@@ -348,7 +361,47 @@ def test_an_unusable_hmac_key_file_is_named_and_its_content_is_not(content, tmp_
 def test_no_repr_of_a_policy_shows_the_key(tmp_path):
     file = tmp_path / "file"
     file.write_text("Tr0ub4dor&3")
-    assert "Tr0ub4dor" not in repr(policy(security__hmac_key_file=str(file)))
+    found = policy(security__hmac_key_file=str(file))
+    assert "Tr0ub4dor" not in f"{found} {found!r} {found.security} {found.listen}"
+    assert "hmac=set" in repr(found)
+
+
+def test_tls_files_reach_the_policy_and_one_file_may_hold_them_all(tmp_path):
+    authority = Authority(tmp_path)
+    pair = authority.issue("syncer", "localhost")
+    keys = {"tls_cert": pair.cert, "tls_key": pair.key, "tls_client_ca": authority.ca}
+    found = of({f"security.{name}": str(path) for name, path in keys.items()}).security
+    assert {name: getattr(found, name) for name in keys} == keys
+    assert policy().security.tls_cert is None
+    whole = tmp_path / "whole.pem"
+    whole.write_bytes(b"".join(path.read_bytes() for path in keys.values()))
+    of({f"security.{name}": str(whole) for name in keys})
+
+
+def test_tls_files_that_cannot_serve_are_named_by_their_key(tmp_path):
+    authority = Authority(tmp_path)
+    pair, other = authority.issue("syncer", "localhost"), authority.issue("other")
+    junk, nothing = tmp_path / "junk", tmp_path / "nothing"
+    junk.write_text("-----BEGIN NONSENSE-----\n")
+    whole = {"tls_cert": pair.cert, "tls_key": pair.key, "tls_client_ca": authority.ca}
+
+    def told(**changes):
+        files = {name: path for name, path in (whole | changes).items() if path is not None}
+        message = refused({f"security.{name}": str(path) for name, path in files.items()})
+        assert "NONSENSE" not in message
+        return message
+
+    for name in whole:
+        for file, legal in ((junk, "PEM"), (nothing, "readable file")):
+            message = told(**{name: file})
+            assert message.startswith(f"security.{name}={file}: must be ")
+            assert legal in message
+    assert told(tls_key=other.key).startswith(f"security.tls_key={other.key}: must be the private key of the cert")
+    for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        message = told(**{other: None, "tls_client_ca": None})
+        assert message.startswith(f"security.{one}={whole[one]}: must be null while security.{other} is null")
+    message = told(tls_cert=None, tls_key=None)
+    assert message.startswith(f"security.tls_client_ca={authority.ca}: must be null while security.tls_cert is null")
 
 
 # ----------------------------------------------------------------------------------------------------------- policy
@@ -404,7 +457,9 @@ MOVES = {
     "schedule.sync_interval_steps": 25.0, "schedule.min_round_interval_ms": 1, "schedule.grace_ms": 1001,
     "schedule.grace_gamma": 0.9, "schedule.grace_tau": 2.5, "schedule.start_grace_s": 61.0, "schedule.on_loss": "stop",
     "schedule.loss_after_s": 301.0, "merge.delta_correction": "none", "merge.iso_scale": "norm", "outer.lr": 0.8,
-    "outer.momentum": 0.6, "checkpoint.path": "c", "checkpoint.every": 9, "final.ack_timeout_s": 901, "session.require_profile_binding": True,
+    "merge.max_norm_ratio": 10.0,
+    "outer.momentum": 0.6, "checkpoint.path": "c", "checkpoint.every": 9, "final.ack_timeout_s": 901,
+    "session.require_profile_binding": True,
 }  # fmt: skip
 STAYS = {
     "listen.host": "0.0.0.0", "listen.port": 0, "listen.address_file": "a", "merge.iso_backend": "scalar",
@@ -424,11 +479,16 @@ def test_merge_schedule_and_recovery_move_the_profile_and_nothing_else_does(tmp_
     for name, value in STAYS.items():
         assert profile_record(of({name: value})).hash == plain, name
     only_beside_a_path = {"checkpoint.resume", "checkpoint.mark_final"}
-    not_yet = {name for name in RULES if name.startswith(("security.", "budget."))}
-    assert set(MOVES) | set(STAYS) | only_beside_a_path | not_yet == set(RULES)
+    only_beside_a_path |= {"budget.learner_steps"}
+    secrets = {name for name in RULES if name.startswith("security.")}
+    assert set(MOVES) | set(STAYS) | only_beside_a_path | secrets == set(RULES)
     path = {"checkpoint.path": "c"}
-    kinds = [{}, {"checkpoint.resume": "auto"}, {"checkpoint.mark_final": True}]
-    assert len({profile_record(of(path | kind)).hash for kind in kinds}) == 3
+    kinds = [{}, {"checkpoint.resume": "auto"}, {"checkpoint.mark_final": True}, {"budget.learner_steps": 5}]
+    assert len({profile_record(of(path | kind)).hash for kind in kinds}) == 4
+    pair = Authority(tmp_path).issue("syncer")
+    (tmp_path / "key").write_text("k")
+    files = {"hmac_key_file": "key", "tls_cert": pair.cert, "tls_key": pair.key, "tls_client_ca": pair.cert}
+    assert profile_record(of({f"security.{name}": str(path) for name, path in files.items()})).hash == plain
 
 
 def test_auto_and_true_are_one_profile(tmp_path):
@@ -443,11 +503,17 @@ def test_auto_and_true_are_one_profile(tmp_path):
 def test_extensions_hold_what_is_not_at_its_default():
     assert profile_record(policy(outer__lr=[[1, 0.7]])) == profile_record(policy())
     found = profile_record(
-        policy(outer__lr=[[1, 0.7], [50, 0.1]], schedule__on_loss="stop", schedule__loss_after_s=5.0)
+        policy(
+            outer__lr=[[1, 0.7], [50, 0.1]],
+            schedule__on_loss="stop",
+            schedule__loss_after_s=5.0,
+            merge__max_norm_ratio=8,
+        )
     )
     assert found.outer_lr == 0.7
     assert found.extensions == {
         "outer.lr": [[1, 0.7], [50, 0.1]],
         "schedule.on_loss": "stop",
         "schedule.loss_after_s": 5.0,
+        "merge.max_norm_ratio": 8.0,
     }

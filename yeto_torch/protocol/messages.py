@@ -316,13 +316,14 @@ def decode_hello(payload: memoryview, learners: int | None = None, mac_key: byte
         raise PeerError(f"dtype {dtype} is not 1 (f32), 2 (bf16) or 3 (q4)")
     layout, at = WireLayout.decode(payload, _HELLO.size, fragments)
     left = len(payload) - at - 2 * HASH_BYTES
+    # A mac where none is expected looks like a profile, or like trailing bytes behind one.
+    hint = " (does the learner sign with hmac_key while this syncer has no key?)" if left >= 2 + HASH_BYTES else ""
     if left not in (2, 2 + HASH_BYTES):
-        hint = " (does the learner sign with hmac_key while this syncer has no key?)" if left > 2 + HASH_BYTES else ""
         raise PeerError(f"HELLO: {left} bytes after the contract, expected 2 or {2 + HASH_BYTES}{hint}")
     hashes = [bytes(payload[at + i * HASH_BYTES : at + (i + 1) * HASH_BYTES]) for i in range(3 if left > 2 else 2)]
     (num_streams,) = struct.unpack_from("<H", payload, len(payload) - 2)
     if num_streams > MAX_STREAMS:
-        raise PeerError(f"{num_streams} data streams, at most {MAX_STREAMS} are allowed")
+        raise PeerError(f"{num_streams} data streams, at most {MAX_STREAMS} are allowed{hint}")
     profile = hashes[2] if left > 2 else None
     return Hello(learner_id, generation, WireDType(dtype), layout, hashes[0], hashes[1], profile, num_streams)
 

@@ -55,11 +55,13 @@ class Closed:
         reason: one sentence, always there.
         violation: what the peer did wrong, if that ended it.
         peer_error: the text of an ERROR frame on the control stream, if that ended it.
+        error: what a socket said, if losing it ended it.
     """
 
     reason: str
     violation: PeerError | None = None
     peer_error: str | None = None
+    error: OSError | None = None
 
 
 class _SharedSlices:
@@ -240,7 +242,7 @@ class Group:
             self._end(Closed(f"violation on {stream}: {violation}", violation), str(violation))
             self._discard(stream)
         except OSError as error:
-            self._lost(stream, f"{stream} was lost while reading: {why(error)}")
+            self._lost(stream, f"{stream} was lost while reading: {why(error)}", error)
         except MemoryError as error:
             self._end(Closed(f"{stream}: {str(error) or 'out of memory'}"))
         except Exception as error:
@@ -274,12 +276,12 @@ class Group:
         with suppress(OSError):
             stream.discard()
 
-    def _lost(self, stream: Stream, reason: str) -> None:
+    def _lost(self, stream: Stream, reason: str, error: OSError | None = None) -> None:
         """A socket is gone. The control stream may hold the peer's last word, so it speaks first."""
         if stream.index:
             with self._lock:
                 self._changed.wait_for(lambda: self._closing is not None, _LAST_WORD_S)
-        self._end(Closed(reason))
+        self._end(Closed(reason, error=error))
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -299,7 +301,7 @@ class Group:
             self._end(Closed(f"{stream} is stalled: {why(error)}"))
         except OSError as error:
             self._unsendable(stream)
-            self._lost(stream, f"{stream} was lost while writing: {why(error)}")
+            self._lost(stream, f"{stream} was lost while writing: {why(error)}", error)
         except Exception as error:
             log.exception("%s: writing %s failed", self.name, stream)
             self._end(Closed(f"internal error while writing {stream}: {error!r}"))
