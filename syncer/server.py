@@ -32,6 +32,7 @@ import torch
 from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.merge.intake import decode_gradient
+from syncer.merge.merge import total_norm
 from syncer.merge.weights import learner_weight
 from syncer.policy import SecurityPolicy, SyncerPolicy
 from yeto_torch.protocol import codec
@@ -421,6 +422,8 @@ class _Reception:
     def _push(self, push: PushFragment) -> ev.Event:
         self._check_id(push.learner_id, "PUSH_FRAGMENT")
         numel = self._hello.layout.numels[push.fragment]
+        gradient = decode_gradient(push.data, numel, self._hello.dtype, self._server._device)
+        guarded = self._server._policy.merge.max_norm_ratio is not None
         return ev.PushArrived(
             self._member,
             push.fragment,
@@ -432,7 +435,8 @@ class _Reception:
             push.c_tokens,
             learner_weight(push.c_tokens, push.c_steps),
             len(push.data),
-            decode_gradient(push.data, numel, self._hello.dtype, self._server._device),
+            gradient,
+            total_norm(gradient) if guarded else 0.0,
         )
 
     def _check_id(self, learner_id: int, name: str) -> None:

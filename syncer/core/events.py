@@ -42,7 +42,10 @@ class InitArrived:
 
 @dataclass(frozen=True, slots=True)
 class PushArrived:
-    """A well-formed answer: counters, weight, and the signed outer gradient, decoded, finite and negated once."""
+    """A well-formed answer: counters, weight, and the signed outer gradient, decoded, finite and negated once.
+
+    ``norm``: its l2 norm in f64, where ``merge.max_norm_ratio`` asks for it; else 0.
+    """
 
     member: Member
     fragment: int
@@ -55,6 +58,7 @@ class PushArrived:
     weight: float
     nbytes: int
     gradient: object
+    norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from syncer.core import effects as fx
 from syncer.core.events import Member, PushArrived
+from syncer.core.guard import outliers
 from syncer.core.ledger import Ledger
 from syncer.core.pace import Pace
 from syncer.core.record import merge_line
@@ -80,7 +81,7 @@ class Flight:
                 round_.arm_grace(self._grace_s(round_), now)
                 round_.settle(now)
             if round_.state is RoundState.CLOSED:
-                effects.append(self._merge(round_))
+                effects += self._merge(round_, now)
             elif was_open and round_.state is RoundState.EXPIRED:
                 effects += _expired(round_, answers)
         return effects
@@ -91,10 +92,18 @@ class Flight:
             return self._policy.schedule.grace_ms / 1000
         return self.pace.grace_s(round_.members)
 
-    def _merge(self, round_: Round) -> fx.Effect:
+    def _merge(self, round_: Round, now: float) -> Effects:
         round_.state = RoundState.MERGING
-        responses = round_.ordered_responses
-        return fx.Merge(round_.step, round_.fragment, responses, tuple(r.weight for r in responses))
+        ratio = self._policy.merge.max_norm_ratio
+        round_.outliers = outliers(round_.ordered_responses, ratio)
+        effects: Effects = []
+        for outlier in round_.outliers:
+            reason = f"norm {outlier.norm:.3g} exceeds {ratio:g} times the round's median, {outlier.median:.3g}"
+            where = {"step": round_.step, "attempt": round_.attempt}
+            effects += self._rejections.lines(now, "push", outlier.member.learner_id, reason, **where)
+        responses = round_.merged_responses
+        merge = fx.Merge(round_.step, round_.fragment, responses, tuple(r.weight for r in responses))
+        return [*effects, merge]
 
     def merged(self, step: int, audience: tuple[Member, ...]) -> Effects:
         """The gradient of a round is ready: commit it, and what waited for it, and broadcast to ``audience``.
@@ -105,8 +114,10 @@ class Flight:
         if step in self.schedule.rounds:
             self.schedule.rounds[step].state = RoundState.READY
         while (round_ := self.schedule.pop_ready()) is not None:
-            for response in round_.ordered_responses:
+            for response in round_.merged_responses:
                 self._ledger.add(response)
+            for _ in round_.outliers:
+                self._rejections.count("norm")
             line = merge_line(round_, self._rejections.take_counts())
             effects += [fx.Commit(round_.step, round_.fragment), fx.Record(round_.step, round_.launched_at, line)]
             if not self.schedule.complete:

@@ -14,8 +14,9 @@ from yeto_torch.protocol.constants import PROTOCOL_VERSION
 
 
 def merge_line(round_: Round, rejected: dict[str, int]) -> dict[str, Any]:
-    """Everything about one committed round but its timings and norm."""
+    """Everything about one committed round but its timings and norm. An answer left out contributes nothing."""
     responses, total = round_.ordered_responses, round_.weight
+    left_out = {outlier.member for outlier in round_.outliers}
     missed = round_.missing
     return {
         "protocol_version": PROTOCOL_VERSION,
@@ -34,7 +35,11 @@ def merge_line(round_: Round, rejected: dict[str, int]) -> dict[str, Any]:
         "quorum_ms": None if round_.quorum_s is None else 1000 * round_.quorum_s,
         "grace_ms": None if round_.grace_s is None else 1000 * round_.grace_s,
         "rejected": rejected,
-        "responders": [_responder(r, round_.base_version, total) for r in responses],
+        "left_out_members": [
+            {"id": o.member.learner_id, "generation": o.member.generation, "norm": o.norm, "median_norm": o.median}
+            for o in round_.outliers
+        ],
+        "responders": [_responder(r, round_.base_version, 0.0 if r.member in left_out else total) for r in responses],
     }
 
 

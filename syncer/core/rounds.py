@@ -25,6 +25,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from syncer.core.events import Member, PushArrived
+from syncer.core.guard import Outlier
 
 
 class RoundState(Enum):
@@ -54,6 +55,7 @@ class Round:
         members: captured at the latest launch; only exactly these may answer.
         quorum: frozen K of the latest launch.
         grace_s: the computed window, None when none was armed.
+        outliers: accepted answers that the merge leaves out.
     """
 
     def __init__(self, step: int, fragment: int, base_version: int, quorum_timeout_s: float) -> None:
@@ -66,6 +68,7 @@ class Round:
         self.launched_at = 0.0
         self.quorum_s: float | None = None
         self.grace_s: float | None = None
+        self.outliers: tuple[Outlier, ...] = ()
         self._quorum_timeout_s = quorum_timeout_s
         self._until = 0.0  # the deadline while PULLING, the end of the window in GRACE
         self._lost: set[Member] = set()
@@ -90,9 +93,15 @@ class Round:
         return tuple(self.responses[m] for m in self.members if m in self.responses)
 
     @property
+    def merged_responses(self) -> tuple[PushArrived, ...]:
+        """The answers that are merged, in the same order."""
+        left_out = {outlier.member for outlier in self.outliers}
+        return tuple(r for r in self.ordered_responses if r.member not in left_out)
+
+    @property
     def weight(self) -> float:
-        """W, the sum of the accepted answers' weights."""
-        return sum(response.weight for response in self.ordered_responses)
+        """W, the sum of the weights of the answers that are merged."""
+        return sum(response.weight for response in self.merged_responses)
 
     def launch(self, members: tuple[Member, ...], quorum: int, now: float) -> None:
         """Capture ``members`` (ascending, not empty), freeze K = min(quorum, members) and start an attempt."""

@@ -60,6 +60,7 @@ def syncer_policy(
     iso_backend: IsoBackend = IsoBackend.SCALAR,
     outer: OuterPolicy | None = None,
     correction: bool = False,
+    max_norm_ratio: float | None = None,
     **schedule: Any,
 ) -> SyncerPolicy:
     """A whole policy; what is not named here goes to ``schedule_policy``."""
@@ -70,7 +71,7 @@ def syncer_policy(
         total_steps=total_steps,
         listen=ListenPolicy(),
         schedule=schedule_policy(**schedule),
-        merge=MergePolicy("heloco" if correction else "none", iso_backend, "cpu"),
+        merge=MergePolicy("heloco" if correction else "none", iso_backend, device="cpu", max_norm_ratio=max_norm_ratio),
         outer=outer or OuterPolicy(),
         svd=SvdPolicy(),
         checkpoint=CheckpointPolicy(None if path is None else Path(path), every, "auto", mark_final),
@@ -106,11 +107,13 @@ def answer(
     c_steps: int = 1,
     c_tokens: int = 10,
     gradient: object = None,
+    weight: float | None = None,
+    norm: float = 0.0,
 ) -> ev.PushArrived:
     """An answer as the door hands it on; its weight follows from its counters."""
-    weight = c_tokens**2 / c_steps
+    weight = c_tokens**2 / c_steps if weight is None else weight
     return ev.PushArrived(
-        member, fragment, step, attempt, base_version, local_step, c_steps, c_tokens, weight, 16, gradient
+        member, fragment, step, attempt, base_version, local_step, c_steps, c_tokens, weight, 16, gradient, norm
     )
 
 
