@@ -25,6 +25,28 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True, slots=True)
+class Secrets:
+    """Files that protect the fleet, as the syncer's keys and as the learners' environment."""
+
+    hmac_key: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """For the syncer."""
+        files = {"hmac_key_file": self.hmac_key, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
+        return {f"security.{name}": str(path) for name, path in files.items() if path is not None}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the learners; a certificate that nobody else has signed is its own authority."""
+        files = {"YETO_HMAC_KEY_FILE": self.hmac_key, "YETO_TLS_CA": self.tls_ca or self.tls_cert}
+        return {name: str(path) for name, path in files.items() if path is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """What to start.
 
@@ -35,6 +57,7 @@ class Launch:
         overrides: ``key=value`` for the syncer; they win over the launcher's own.
         max_restarts: how often each learner may be started again after it failed.
         grace_s: how long an interrupted child may take to end before it is killed.
+        secrets: what the fleet is protected with.
     """
 
     folder: RunFolder
@@ -43,6 +66,7 @@ class Launch:
     overrides: tuple[str, ...] = ()
     max_restarts: int = 0
     grace_s: float = 30.0
+    secrets: Secrets = Secrets()
 
     def syncer_command(self) -> list[str]:
         """``python -m syncer`` with the run folder's files, under the user's own keys."""
@@ -58,7 +82,7 @@ class Launch:
         }
         chosen = {key_of(override) for override in self.overrides}
         keys = {"learners": str(self.learners), "listen.address_file": str(self.folder.address)}
-        keys |= {key: value for key, value in own.items() if key not in chosen}
+        keys |= {key: value for key, value in (own | self.secrets.keys).items() if key not in chosen}
         return [sys.executable, "-m", "syncer", *(f"{k}={_quoted(v)}" for k, v in keys.items()), *self.overrides]
 
     def environment(self, run_id: str) -> dict[str, str]:
@@ -71,6 +95,7 @@ class Launch:
             "YETO_LEARNERS": str(self.learners),
             "YETO_RUN_ID": run_id,
             "YETO_RUN_DIR": str(self.folder.path),
+            **self.secrets.environment,
         }
         source = Path(__file__).resolve().parent.parent
         if source.name not in ("site-packages", "dist-packages"):  # a checkout, which need not be installed

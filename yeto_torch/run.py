@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from yeto_torch.fleet import Launch, key_of, start
+from yeto_torch.fleet import Launch, Secrets, key_of, start
 from yeto_torch.folder import RunFolder, new_run_dir
 from yeto_torch.protocol.errors import RunError
 
 CONFIGURATION = 2
+_SECRETS = {"hmac_key_file": "--hmac-key-file", "tls_cert": "--tls-cert", "tls_key": "--tls-key", "tls_ca": "--tls-ca"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,14 +97,28 @@ def parse(argv: list[str]) -> Launch:
     parser.add_argument(
         "--grace-s", type=float, default=30.0, metavar="S", help="time to end after Ctrl-C (default 30)"
     )
+    protection = parser.add_argument_group("protection")
+    protection.add_argument(
+        "--hmac-key-file", type=Path, metavar="F", help="the fleet's shared key (default: YETO_HMAC_KEY_FILE)"
+    )
+    protection.add_argument("--tls-cert", type=Path, metavar="F", help="TLS: the syncer's certificate, for 127.0.0.1")
+    protection.add_argument("--tls-key", type=Path, metavar="F", help="its private key")
+    protection.add_argument("--tls-ca", type=Path, metavar="F", help="whom learners trust (default: the certificate)")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     split = argv.index("--") if "--" in argv else len(argv)
     options = parser.parse_intermixed_args(argv[:split])
     command = argv[split + 1 :]
     _check(options, command)
+    secrets = _secrets(options)
     folder = RunFolder((options.run_dir or new_run_dir(Path("runs"))).absolute())
     return Launch(
-        folder, options.learners, tuple(command), tuple(options.overrides), options.max_restarts, options.grace_s
+        folder,
+        options.learners,
+        tuple(command),
+        tuple(options.overrides),
+        options.max_restarts,
+        options.grace_s,
+        secrets,
     )
 
 
@@ -125,6 +140,29 @@ def _check(options: argparse.Namespace, command: list[str]) -> None:
         raise ValueError("no script: put it behind --, as in -- train.py --epochs 3")
     if command[0] != "-m" and not Path(command[0]).is_file():
         raise ValueError(f"no such script: {command[0]}")
+
+
+def _secrets(options: argparse.Namespace) -> Secrets:
+    """From the flags, or else from the syncer's own keys: what it is given the learners need too."""
+    given = {key_of(override): override.partition("=")[2].strip("'\"") for override in options.overrides}
+    paths: dict[str, Path | None] = {}
+    for name, flag in _SECRETS.items():
+        path: Path | None = getattr(options, name)
+        if path is None:
+            text = given.get(f"security.{name}")
+            path = Path(text) if text and text != "null" else None
+        elif f"security.{name}" in given:
+            raise ValueError(f"{flag} and security.{name}: one of them is enough")
+        if path is not None and not path.is_file():
+            raise ValueError(f"{flag} {path}: no such file")
+        paths[name] = path and path.absolute()
+    variable = os.environ.get("YETO_HMAC_KEY_FILE")
+    if variable and paths["hmac_key_file"] is None:
+        paths["hmac_key_file"] = Path(variable).absolute()
+    for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_ca", "tls_cert")):
+        if paths[name] is not None and paths[other] is None:
+            raise ValueError(f"{_SECRETS[name]} {paths[name]}: {_SECRETS[other]} is missing")
+    return Secrets(*paths.values())
 
 
 if __name__ == "__main__":
