@@ -99,17 +99,14 @@ def no_one_there():
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def join(address, **config):
-    model = nn.Linear(3, 2)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    return YetoOuterOptimizer(inner, model, syncer=address, learner_id=0, run_id="errors", **config)
-
-
 def test_an_unreachable_syncer_is_told_within_the_connect_timeout(caplog):
+    model = nn.Linear(3, 2)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)  # the first one imports much
+
     def failure(address):
         started = time.monotonic()
         with pytest.raises(ConnectionLostError) as caught:
-            join(address, connect_timeout_s=0.5)
+            YetoOuterOptimizer(inner, model, syncer=address, learner_id=0, run_id="errors", connect_timeout_s=0.5)
         assert 0.5 <= time.monotonic() - started < 5
         assert "\n" not in str(caught.value)
         return str(caught.value)
@@ -132,7 +129,7 @@ def test_an_unreachable_syncer_is_told_within_the_connect_timeout(caplog):
         port = silent.getsockname()[1]
         assert f"syncer 127.0.0.1:{port}, still waiting for a connection to the syncer" in failure(f"127.0.0.1:{port}")
     with pytest.raises(ValueError, match=r"syncer='127\.0\.0\.1': must be 'host:port'"):
-        join("127.0.0.1")
+        YetoOuterOptimizer(inner, model, syncer="127.0.0.1", learner_id=0)
 
 
 def test_a_script_without_a_syncer_ends_with_the_reason_as_its_last_word(processes):
@@ -154,6 +151,7 @@ def test_learners_of_another_model_or_run_are_refused_with_the_reason_and_distur
     layout = Layout((Fragment(MergeMode.RDA, (Tensor("weight", (2, 3)), Tensor("bias", (2,)))),))
     first = Peer(syncer.address, 0, layout, contract=b"\x0a" * 32)
     first.init(random_values(layout, 1))
+    syncer.wait_for("learner 0 .* joined")  # it is this one that fixes the session
 
     def refusal(model, contract, **config):
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
