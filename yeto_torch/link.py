@@ -282,6 +282,8 @@ class Link:
         """A connected socket that has said its first frame. Raises OSError."""
         sock = dial(*self._address, DIAL_TIMEOUT_S, self._tls)
         try:
+            if self._stopping:  # a HELLO would supersede whoever has taken our place, for good
+                raise ConnectionAbortedError(_CLOSED_HERE)
             send_parts(sock, first_frame, DIAL_TIMEOUT_S)
         except OSError:
             sock.close()
@@ -380,7 +382,7 @@ class Link:
     def _note(self, cause: str) -> None:
         """Remember why there is no connection, and say it now and then."""
         with self.lock:
-            complain = self._redial.failed(cause, clock())
+            complain = self._redial.failed(cause, clock()) and not self._stopping
         if complain:
             log.warning("no connection to the syncer: %s; trying again", cause)
 

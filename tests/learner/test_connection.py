@@ -44,6 +44,7 @@ from yeto_torch.protocol.messages import (
     encode,
 )
 from yeto_torch.session import Session
+from yeto_torch.transport.sockets import dial
 
 
 @pytest.fixture
@@ -388,6 +389,28 @@ def test_close_leaves_at_once_and_the_optimizer_trains_on_alone(syncer):
     optimizer.close()
     assert not optimizer.stats.connected
     assert optimizer.stats.bytes_received > 0
+
+
+def test_who_leaves_while_dialling_says_no_hello_any_more(syncer, monkeypatch, caplog):
+    """It would supersede whoever took its place, for good."""
+    dialling, go_on = threading.Event(), threading.Event()
+
+    def slow_dial(*arguments):
+        dialling.set()
+        assert go_on.wait(WAIT_S)
+        return dial(*arguments)
+
+    monkeypatch.setattr("yeto_torch.link.dial", slow_dial)
+    optimizer = join(syncer, one())
+    assert dialling.wait(WAIT_S)
+    optimizer.close()
+    go_on.set()
+    optimizer._learner.link._thread.join(WAIT_S)
+    assert not optimizer._learner.link._thread.is_alive()
+    assert not caplog.text
+    with join(syncer, one()) as successor:
+        await_session(successor, lambda session: session.generation is not None)
+        assert syncer.group(0).hello.generation == successor._learner.link.session.generation
 
 
 def test_an_optimizer_that_is_dropped_leaves(syncer):
