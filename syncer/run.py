@@ -22,7 +22,7 @@ from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.coordinator import Coordinator, ResumePoint
 from syncer.policy import CheckpointPolicy, SyncerPolicy
-from syncer.server import Server, write_address_file
+from syncer.server import Server, allow_many_descriptors, write_address_file
 from syncer.state import resolve_device
 from syncer.tape import Tape
 from yeto_torch.protocol.errors import RunError, StateError
@@ -35,6 +35,7 @@ _GOODBYE_S = 2.0  # for SHUTDOWN or ERROR to reach everybody before the process 
 
 def run(policy: SyncerPolicy, profile: bytes) -> int:
     """Serve one run; returns the exit code (0 complete, 1 failed, 2 configuration, 130 interrupted)."""
+    allow_many_descriptors()
     try:
         device = resolve_device(policy.merge.device)
     except ValueError as error:

@@ -7,7 +7,9 @@ about who may enter (``core/admission``) or what an answer is worth (``core/roun
     threads   one listener; one per socket whose first frame is awaited, at most max_pending_handshakes;
               one janitor for what time alone ends; two per socket of a group (transport)
     bounded   handshakes: the oldest silent socket makes room; data sockets that are early: ``_MAX_EARLY``; events per
-              group: a reader whose group has too many unhandled ones waits, and with it that peer's socket
+              group: a reader whose group has too many unhandled ones waits, and with it that peer's socket;
+              HELLOs by their bytes, long ones read one at a time and none longer than the session's once it has one;
+              descriptors: the last ``_SPARE_DESCRIPTORS`` are for files, never for a stranger's socket
 
 Source: protocol v4, connection groups; rulings on first frames, DATA_HELLO and liveness.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import resource
 import socket
 import ssl
 import time
@@ -31,6 +34,7 @@ import torch
 
 from syncer.core import events as ev
 from syncer.core.events import Member
+from syncer.core.ration import Ration
 from syncer.merge.intake import decode_gradient
 from syncer.merge.merge import total_norm
 from syncer.merge.weights import learner_weight
@@ -39,7 +43,8 @@ from yeto_torch.protocol import codec
 from yeto_torch.protocol.constants import Direction, MessageType
 from yeto_torch.protocol.errors import LocalError, PeerError, RunError
 from yeto_torch.protocol.frames import Frame
-from yeto_torch.protocol.limits import GroupLimits
+from yeto_torch.protocol.layout import WireLayout
+from yeto_torch.protocol.limits import FirstFrameLimits, GroupLimits
 from yeto_torch.protocol.messages import (
     BudgetDone,
     DataHello,
@@ -63,6 +68,13 @@ _MAX_EARLY = 1024
 _MAX_TICKETS = 1024  # HELLOs whose socket waits for the actor's word
 _MAX_REFUSALS = 256  # sockets being told why at once
 _MAX_EVENTS = 64  # unhandled events of one group
+_SHORT_HELLO_BYTES = 64 * 1024  # always legal; longer ones are read one at a time
+_MAX_LONG_HELLOS = 4  # read or waiting to be read
+_MAX_TICKET_BYTES = 4 * 1024 * 1024  # of the HELLOs behind all tickets but one
+_HELLO_REST_BYTES = 256  # at least what a HELLO has beside its layout
+_MAX_DESCRIPTORS = 65_536
+_SPARE_DESCRIPTORS = 64
+_REFUSAL_LINES = 64  # a minute
 
 Post = Callable[[ev.Event, float, Callable[[], None] | None], None]
 """(event, arrival in monotonic seconds, what to call once it is handled)."""
@@ -85,6 +97,15 @@ class _Early:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """A socket that has said a well-formed HELLO, and how many bytes that took."""
+
+    member: Member
+    sock: Socket
+    nbytes: int
+
+
 class Server:
     """Accepts learners for one syncer process.
 
@@ -102,12 +123,16 @@ class Server:
         self._lock = Lock()
         self._changed = Condition(self._lock)
         self._silent: OrderedDict[int, socket.socket] = OrderedDict()  # first frame awaited, oldest first
-        self._tickets: dict[int, tuple[Member, Socket]] = {}  # HELLO said, the actor's word awaited
+        self._tickets: dict[int, _Ticket] = {}  # HELLO said, the actor's word awaited
         self._groups: dict[Member, _Admitted] = {}
         self._newest: dict[int, Member] = {}  # the last generation admitted per learner
         self._early: OrderedDict[int, tuple[Member, _Early]] = OrderedDict()
         self._numbers = itertools.count(1)
-        self._refusals = Semaphore(_MAX_REFUSALS)
+        self._refusals = Semaphore(self._at_most(_MAX_REFUSALS))
+        self._refusal_lines = Ration(_REFUSAL_LINES)
+        self._first_limits = FirstFrameLimits()
+        self._layout: WireLayout | None = None  # of the session
+        self._long_hellos, self._reading_long = Semaphore(_MAX_LONG_HELLOS), Lock()
         self._listener: socket.socket | None = None
         self._closing = False
 
@@ -134,7 +159,7 @@ class Server:
         with self._lock:
             self._closing = True
             groups = [entry.group for entry in self._groups.values()]
-            sockets = (sock for _, sock in self._tickets.values())
+            sockets = (ticket.sock for ticket in self._tickets.values())
             waiting = [*self._silent.values(), *sockets, *(early.sock for _, early in self._early.values())]
             self._changed.notify_all()
         if self._listener is not None:
@@ -153,10 +178,13 @@ class Server:
 
     def admit(self, ticket: int, member: Member, hello: Hello) -> None:
         """The socket behind ``ticket`` becomes a group and starts to read."""
+        if self._layout is None:  # the first one fixes it for good
+            longest = len(hello.layout.encoded) + _HELLO_REST_BYTES
+            self._layout, self._first_limits = hello.layout, FirstFrameLimits(max(_SHORT_HELLO_BYTES, longest))
         limits = GroupLimits(hello.layout, hello.dtype, Direction.TO_SYNCER, self._policy.schedule.pipeline)
         reception = _Reception(self, member, hello, self._policy.schedule.pipeline)
         with self._lock:
-            _, sock = self._tickets.pop(ticket)
+            sock = self._tickets.pop(ticket).sock
             group = Group(
                 sock,
                 limits,
@@ -185,7 +213,7 @@ class Server:
     def refuse(self, ticket: int, text: str) -> None:
         """ERROR to the socket behind ``ticket``."""
         with self._lock:
-            _, sock = self._tickets.pop(ticket)
+            sock = self._tickets.pop(ticket).sock
             self._changed.notify_all()  # its data sockets wait in vain
         self._refuse_later(sock, text)
 
@@ -213,6 +241,7 @@ class Server:
     # ------------------------------------------------------------------ first frames
 
     def _accept(self, listener: socket.socket) -> None:
+        highest = max_descriptors() - _SPARE_DESCRIPTORS
         while True:
             try:
                 sock, _ = listener.accept()
@@ -222,11 +251,14 @@ class Server:
                 log.warning("accept failed: %s", error)  # out of descriptors: wait for the janitor or a leaver
                 time.sleep(0.1)
                 continue
+            if sock.fileno() >= highest:  # descriptors are dealt from the lowest: a checkpoint must still find one
+                sock.close()
+                continue
             with self._lock:
                 number = next(self._numbers)
                 self._silent[number] = sock
                 crowded_out = None
-                if len(self._silent) > self._policy.session.max_pending_handshakes:
+                if len(self._silent) > self._at_most(self._policy.session.max_pending_handshakes):
                     _, crowded_out = self._silent.popitem(last=False)
             if crowded_out is not None:
                 _shut(crowded_out)
@@ -245,7 +277,7 @@ class Server:
             if self._tls is not None:
                 sock = TlsSocket(tcp, self._tls, server_side=True)
                 sock.handshake(deadline - time.monotonic())
-            frame = read_first_frame(sock, deadline - time.monotonic())
+            frame = read_first_frame(sock, deadline - time.monotonic(), self._first_limits)
             now = time.monotonic()
             if self._is_stale(number):
                 sock.close()
@@ -253,6 +285,9 @@ class Server:
                 self._hello(number, sock, frame, now)
             else:
                 self._data_hello(sock, frame, now)
+        except MemoryError:
+            self._is_stale(number)
+            sock.close()
         except PeerError as violation:
             self._turn_away(number, sock, str(violation), str(violation))
         except NotTlsError as error:
@@ -267,7 +302,10 @@ class Server:
 
     def _turn_away(self, number: int, sock: Socket, reason: str, told: str | None) -> None:
         self._is_stale(number)
-        log.warning("refused a connection: %s", reason)
+        with self._lock:
+            more = self._refusal_lines.take(time.monotonic())
+        if more is not None:
+            log.warning("refused a connection: %s%s", reason, more)
         self._refuse_later(sock, told)
 
     def _is_stale(self, number: int) -> bool:
@@ -276,15 +314,37 @@ class Server:
             return self._silent.pop(number, None) is None or self._closing
 
     def _hello(self, number: int, sock: Socket, frame: Frame, now: float) -> None:
-        hello = decode_hello(frame.payload, self._policy.learners, self._policy.security.hmac_key)
+        nbytes = len(frame.payload)
+        hello = self._read_hello(frame.payload)
+        if hello is None:
+            sock.close()
+            return
         with self._lock:
-            full = len(self._tickets) >= _MAX_TICKETS
+            waiting = sum(ticket.nbytes for ticket in self._tickets.values())
+            too_long = waiting > 0 and waiting + nbytes > _MAX_TICKET_BYTES
+            full = too_long or len(self._tickets) >= self._at_most(_MAX_TICKETS)
             if not full:
-                self._tickets[number] = Member(hello.learner_id, hello.generation), sock
+                self._tickets[number] = _Ticket(Member(hello.learner_id, hello.generation), sock, nbytes)
         if full:
             sock.close()
         else:
             self._post(ev.HelloArrived(number, hello), now, None)
+
+    def _read_hello(self, payload: memoryview) -> Hello | None:
+        """Decoded; None when too many long ones are being read already. Raises PeerError.
+
+        Reading 16 MiB of layout takes seconds and 15 times its bytes, and anybody may send it.
+        """
+        learners, key = self._policy.learners, self._policy.security.hmac_key
+        if len(payload) <= _SHORT_HELLO_BYTES:
+            return decode_hello(payload, learners, key, self._layout)
+        if not self._long_hellos.acquire(blocking=False):
+            return None
+        try:
+            with self._reading_long:
+                return decode_hello(payload, learners, key, self._layout)
+        finally:
+            self._long_hellos.release()
 
     def _data_hello(self, sock: Socket, frame: Frame, now: float) -> None:
         hello = decode(frame.kind, frame.payload)
@@ -297,7 +357,7 @@ class Server:
             if entry is None and not too_late:
                 early = _Early(sock, hello.stream_index, now + _EARLY_S)
                 self._early[next(self._numbers)] = (member, early)
-                if len(self._early) > _MAX_EARLY:
+                if len(self._early) > self._at_most(_MAX_EARLY):
                     _, (_, crowded_out) = self._early.popitem(last=False)
                 self._changed.notify_all()
         if too_late:
@@ -333,6 +393,11 @@ class Server:
             self._refusals.release()
             sock.close()
 
+    @staticmethod
+    def _at_most(sockets: int) -> int:
+        """A number of sockets that strangers may hold, less where descriptors are few."""
+        return min(sockets, max_descriptors() // 4)
+
     # ------------------------------------------------------------------ the end of a group
 
     def _on_closed(self, member: Member, closed: Closed) -> None:
@@ -349,7 +414,7 @@ class Server:
                 if self._closing:
                     return
                 now = time.monotonic()
-                asked = {member for member, _ in self._tickets.values()}  # their HELLO is here, and not yet decided on
+                asked = {ticket.member for ticket in self._tickets.values()}  # not yet decided on
                 waiting = {n: entry.until for n, (member, entry) in self._early.items() if member not in asked}
                 late = [number for number, until in waiting.items() if until <= now]
                 overdue = [self._early.pop(number)[1].sock for number in late]
@@ -451,6 +516,20 @@ def _tls(security: SecurityPolicy) -> ssl.SSLContext | None:
         return server_context(security.tls_cert, security.tls_key, security.tls_client_ca)
     except TlsFileError as error:
         raise RunError(f"TLS: {error}") from error
+
+
+def allow_many_descriptors() -> None:
+    """As many as the administrator allows, up to ``_MAX_DESCRIPTORS``, not as few as a shell asks for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def max_descriptors() -> int:
+    """How many files and sockets this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else 1 << 30
 
 
 def _shut(sock: Socket) -> None:

@@ -7,11 +7,14 @@ disturbs nobody. The HELLO has been parsed and range-checked before it comes her
     checks, in order: profile, expected contract, resume (what only a HELLO can decide), pinned identity,
     (learner, generation) never admitted before
 
+Only the newest ``_GENERATIONS`` of a learner are remembered, so that redialling for months costs no more than a MiB.
+
 Source: protocol v4, first accepted HELLO; rulings on identities.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +23,8 @@ from syncer.policy import SessionPolicy
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.layout import WireLayout
 from yeto_torch.protocol.messages import Hello
+
+_GENERATIONS = 16_384  # at the fastest pace of redialling, of the last four hours
 
 ResumeCheck = Callable[[WireLayout, bytes, bytes], str | None]
 """(layout, fingerprint, contract) -> why the checkpoint may not continue under this HELLO, or None."""
@@ -40,23 +45,41 @@ class Identity:
         return Identity(hello.dtype, hello.layout, hello.fingerprint, hello.contract, hello.profile)
 
 
+class _Generations:
+    """The newest generations of one learner."""
+
+    def __init__(self) -> None:
+        self._order: deque[int] = deque()
+        self._known: set[int] = set()
+
+    def __contains__(self, generation: int) -> bool:
+        return generation in self._known
+
+    def add(self, generation: int) -> None:
+        if len(self._order) == _GENERATIONS:
+            self._known.discard(self._order.popleft())
+        self._order.append(generation)
+        self._known.add(generation)
+
+
 class Admission:
-    """Decides on HELLOs and remembers every generation it ever let in."""
+    """Decides on HELLOs and remembers the generations it let in."""
 
     def __init__(self, policy: SessionPolicy, profile: bytes, resume_check: ResumeCheck | None = None) -> None:
         self._policy, self._profile, self._resume_check = policy, profile, resume_check
-        self._ever: set[Member] = set()
+        self._admitted: dict[int, _Generations] = {}
         self.identity: Identity | None = None
 
     def decide(self, hello: Hello) -> str | None:
         """None: admitted, and the identity pinned if it was the first. Else the sentence why not."""
         refusal = self._profile_refusal(hello) or self._contract_refusal(hello) or self._resume_refusal(hello)
         refusal = refusal or self._identity_refusal(hello)
-        member = Member(hello.learner_id, hello.generation)
-        if refusal is None and member in self._ever:
+        admitted = self._admitted.setdefault(hello.learner_id, _Generations())
+        if refusal is None and hello.generation in admitted:
+            member = Member(hello.learner_id, hello.generation)
             refusal = f"{member} was admitted before: every connection needs a fresh generation"
         if refusal is None:
-            self._ever.add(member)
+            admitted.add(hello.generation)
             self.identity = self.identity or Identity.of(hello)
         return refusal
 

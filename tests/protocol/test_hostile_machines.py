@@ -119,7 +119,9 @@ class Conversation:
         self.table = Reassembler(limits.max_inner, limits.max_partials, limits.max_reserved_bytes)
         self.readers = [FrameReader(limits, self.table) for _ in range(1 + scene.streams)]
         self.scene = scene
-        door = SimpleNamespace(_post=self._post, _beats=lambda _: None, _device=torch.device("cpu"))
+        door = SimpleNamespace(
+            _post=self._post, _beats=lambda _: None, _device=torch.device("cpu"), _policy=session.desk.policy
+        )
         said = hello(STRANGER, member.generation, LAYOUT, num_streams=scene.streams, dtype=scene.dtype)
         self.reception = _Reception(door, member, said, PIPELINE)
 

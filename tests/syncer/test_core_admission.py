@@ -150,3 +150,14 @@ def test_a_recorded_hello_cannot_come_again_whoever_lives():
     for generation in (1, 2, 3):
         assert "admitted before" in admission.decide(hello(0, generation))
     assert admission.decide(hello(1, 1)) is None, "generations of another learner are other generations"
+
+
+def test_a_generation_is_remembered_for_thousands_of_connections_and_memory_ends_there():
+    admission = pinned()
+    for generation in range(2, 20_000):
+        assert admission.decide(hello(0, generation)) is None
+        assert admission.decide(hello(0, max(1, generation - 16_383))) is not None
+    assert admission.decide(hello(0, 1)) is None, "the oldest are forgotten, each learner's by themselves"
+    assert admission.decide(hello(1, 1)) is None
+    assert admission.decide(hello(1, 1)) is not None
+    assert len(admission._admitted[0]._known) == len(admission._admitted[0]._order) == 16_384

@@ -6,6 +6,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from syncer import server as door
 from syncer.core import events as ev
 from syncer.core.events import Member
+from syncer.policy import SessionPolicy
 from syncer.server import Server
 from tests.support.builders import hello, layout_of, syncer_policy
 from yeto_torch.protocol.constants import Direction, MessageType
@@ -28,19 +30,20 @@ WHO = Member(0, 1)
 class Caller:
     """One socket of a learner."""
 
-    def __init__(self, address: str, first: Message) -> None:
+    def __init__(self, address: str, first: Message | bytes) -> None:
         host, _, port = address.rpartition(":")
         self.sock = socket.create_connection((host, int(port)), WAIT_S)
-        self.sock.sendall(b"".join(encode(first)))
+        self.sock.sendall(first if isinstance(first, bytes) else b"".join(encode(first)))
 
     def read(self, timeout_s: float = WAIT_S) -> Frame | None:
         """The next frame, None when the other side has closed. Raises TimeoutError."""
         self.sock.settimeout(timeout_s)
         reader = FrameReader(GroupLimits(LAYOUT, said(0).dtype, Direction.TO_LEARNER), Slices())
-        while count := self.sock.recv_into(reader.buffer()):
-            frame = reader.received(count)
-            if frame is not None:
-                return frame
+        with suppress(ConnectionResetError):  # closed with something unread
+            while count := self.sock.recv_into(reader.buffer()):
+                frame = reader.received(count)
+                if frame is not None:
+                    return frame
         return None
 
     def is_open(self, for_s: float) -> bool:
@@ -65,15 +68,15 @@ class Slices:
 class Door:
     """A listening server and the events it hands on; the test plays the actor."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: SessionPolicy | None = None) -> None:
         self.events: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self.server = Server(
-            syncer_policy(2), torch.device("cpu"), lambda event, _now, _handled: self.events.put(event)
+            syncer_policy(2, session=session), torch.device("cpu"), lambda event, _now, _handled: self.events.put(event)
         )
         self.address = self.server.listen()
         self.callers: list[Caller] = []
 
-    def call(self, first: Message) -> Caller:
+    def call(self, first: Message | bytes) -> Caller:
         caller = Caller(self.address, first)
         self.callers.append(caller)
         return caller

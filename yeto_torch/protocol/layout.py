@@ -62,6 +62,11 @@ class WireLayout:
     def max_nbytes(self, dtype: WireDType) -> int:
         return max(dtype.nbytes(numel) for numel in self.numels)
 
+    @cached_property
+    def encoded(self) -> bytes:
+        """The layout section of HELLO, made once: for the one layout of a session."""
+        return self.encode()
+
     def encode(self) -> bytes:
         """The layout section of HELLO."""
         parts: list[bytes] = []
@@ -73,11 +78,18 @@ class WireLayout:
         return b"".join(parts)
 
     @staticmethod
-    def decode(payload: memoryview, offset: int, fragments: int) -> tuple[WireLayout, int]:
+    def decode(
+        payload: memoryview, offset: int, fragments: int, known: WireLayout | None = None
+    ) -> tuple[WireLayout, int]:
         """Read ``fragments`` descriptors at ``offset``; returns the layout and the offset behind it.
 
-        No vector is built from a count that the bytes present cannot back. Raises PeerError.
+        Bytes that are those of ``known`` are not read again: it is returned itself. No vector is built from a count
+        that the bytes present cannot back. Raises PeerError.
         """
+        if known is not None and fragments == len(known):
+            end = offset + len(known.encoded)
+            if bytes(payload[offset:end]) == known.encoded:
+                return known, end
         left = len(payload) - offset
         if not 1 <= fragments <= left // 5:
             raise PeerError(f"HELLO names {fragments} fragments, but {left} bytes can hold 1 to {left // 5}")

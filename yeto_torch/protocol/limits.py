@@ -37,11 +37,17 @@ class Limits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FirstFrameLimits:
-    """A fresh socket may say HELLO or DATA_HELLO and nothing else."""
+    """A fresh socket may say HELLO or DATA_HELLO and nothing else.
+
+    Attributes:
+        hello_bytes: the longest HELLO; less than the protocol's own limit once the session's layout is known.
+    """
+
+    hello_bytes: int = FIRST_FRAME_LIMIT_BYTES
 
     def max_payload(self, kind: MessageType) -> int:
         if kind is MessageType.HELLO:
-            return FIRST_FRAME_LIMIT_BYTES
+            return self.hello_bytes
         if kind is MessageType.DATA_HELLO:
             return 16
         raise PeerError(f"{kind.name} as a first frame: it must be HELLO or DATA_HELLO")

@@ -291,13 +291,19 @@ def decode(kind: MessageType, payload: memoryview) -> Message:
             raise PeerError(f"{kind.name} is not a message")
 
 
-def decode_hello(payload: memoryview, learners: int | None = None, mac_key: bytes | None = None) -> Hello:
+def decode_hello(
+    payload: memoryview,
+    learners: int | None = None,
+    mac_key: bytes | None = None,
+    known: WireLayout | None = None,
+) -> Hello:
     """HELLO, checked in the order of the rulings: mac, version, learner id, generation, dtype, layout, hashes, streams.
 
     Args:
         payload: the whole payload.
         learners: ids must lie below it; None = do not check.
         mac_key: when given, the last 32 bytes must be the right HMAC (compared in constant time).
+        known: the session's layout; a HELLO that repeats it shares it.
     Raises:
         PeerError: one sentence, meant to be sent back as ERROR.
     """
@@ -314,7 +320,7 @@ def decode_hello(payload: memoryview, learners: int | None = None, mac_key: byte
         raise PeerError("connection generation 0: it must be nonzero")
     if dtype not in (1, 2, 3):
         raise PeerError(f"dtype {dtype} is not 1 (f32), 2 (bf16) or 3 (q4)")
-    layout, at = WireLayout.decode(payload, _HELLO.size, fragments)
+    layout, at = WireLayout.decode(payload, _HELLO.size, fragments, known)
     left = len(payload) - at - 2 * HASH_BYTES
     # A mac where none is expected looks like a profile, or like trailing bytes behind one.
     hint = " (does the learner sign with hmac_key while this syncer has no key?)" if left >= 2 + HASH_BYTES else ""

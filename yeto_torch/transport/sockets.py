@@ -93,14 +93,14 @@ def why(error: OSError) -> str:
     return error.strerror.lower() if error.strerror else str(error) or type(error).__name__.lower()
 
 
-def read_first_frame(sock: Socket, timeout_s: float) -> Frame:
+def read_first_frame(sock: Socket, timeout_s: float, limits: FirstFrameLimits | None = None) -> Frame:
     """The HELLO or DATA_HELLO a fresh socket must begin with; not one byte behind it is read from the stream.
 
     The whole frame has ``timeout_s`` together, however it trickles in. Raises PeerError on a violation, TimeoutError
     and ConnectionError when it does not come.
     """
     deadline = clock() + timeout_s
-    reader = FrameReader(FirstFrameLimits())
+    reader = FrameReader(limits or FirstFrameLimits())
     head = reader.buffer()
     try:
         while True:

@@ -1,0 +1,32 @@
+"""How many lines a stranger can make us write: so many a minute, and then how many were kept back.
+
+It decides on lines, not on what they say. Whatever a peer can cause without end is told through one of these.
+"""
+
+from __future__ import annotations
+
+_WINDOW_S = 60.0
+
+
+class Ration:
+    """Lines per minute.
+
+    Args:
+        lines: how many in one minute.
+    """
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+        self._used = self._kept_back = 0
+        self._window_ends = float("-inf")
+
+    def take(self, now: float) -> str | None:
+        """None: this line is one too many. Else what to append to it: nothing, or how many were kept back."""
+        if now >= self._window_ends:
+            self._used, self._window_ends = 0, now + _WINDOW_S
+        if self._used >= self._lines:
+            self._kept_back += 1
+            return None
+        self._used += 1
+        kept_back, self._kept_back = self._kept_back, 0
+        return f" ({kept_back} such lines before it were left out)" if kept_back else ""
