@@ -42,6 +42,7 @@ _LAST_WORD_S = 5.0
 _LOOK_EVERY_S = 0.05  # for the address file
 _TELL_EVERY_S = 10.0
 _TAIL_LINES = 20
+_LOG_HEAD = re.compile(r"^\d\d:\d\d:\d\d [A-Z]+ ")
 _MEANT_OTHERWISE = ("null", "true", "false", "nan", "inf")
 _PORTS = range(20_000, 30_000)
 
@@ -157,7 +158,7 @@ class Experiment:
             return Process(0)
         if self._stopping:  # it had to be ended: why is known already
             return Process()
-        return Process(syncer.code, self.folder.end_reason() or syncer.last_line)
+        return Process(syncer.code, self.folder.end_reason() or _LOG_HEAD.sub("", syncer.last_line))
 
     # ------------------------------------------------------------------------------------------ events
 
@@ -202,7 +203,7 @@ class Experiment:
 
     def _progress(self) -> str:
         assert self._syncer is not None
-        return f"{self._syncer.name}: {self._syncer.last_line}"
+        return f"{self._syncer.name}: {_LOG_HEAD.sub('', self._syncer.last_line)}"
 
     # ------------------------------------------------------------------------------------------ children
 
