@@ -21,8 +21,9 @@ from syncer.checkpoint.resume import Refuse, at_hello, at_start
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.coordinator import Coordinator, ResumePoint
+from syncer.descriptors import allow_many_descriptors
 from syncer.policy import CheckpointPolicy, SyncerPolicy
-from syncer.server import Server, allow_many_descriptors, write_address_file
+from syncer.server import Server
 from syncer.state import resolve_device
 from syncer.tape import Tape
 from yeto_torch.protocol.errors import RunError, StateError
@@ -79,8 +80,11 @@ def _serve(policy: SyncerPolicy, profile: bytes, actor: Actor) -> fx.Finish:
 
 
 def _announce(path: Path, address: str) -> None:
+    """``host:port`` for whoever waits for it; appears whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        write_address_file(path, address)
+        temporary.write_text(address + "\n", encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
         raise StateError(f"listen.address_file {path}: {error.strerror or error}") from error
 

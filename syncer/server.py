@@ -18,16 +18,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
-import resource
 import socket
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Condition, Lock, Semaphore, Thread
 
 import torch
@@ -35,25 +31,18 @@ import torch
 from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.core.ration import Ration
-from syncer.merge.intake import decode_gradient
-from syncer.merge.merge import total_norm
-from syncer.merge.weights import learner_weight
+from syncer.descriptors import max_descriptors
 from syncer.policy import SecurityPolicy, SyncerPolicy
-from yeto_torch.protocol import codec
+from syncer.reception import Post, Reception
 from yeto_torch.protocol.constants import Direction, MessageType
 from yeto_torch.protocol.errors import LocalError, PeerError, RunError
 from yeto_torch.protocol.frames import Frame
 from yeto_torch.protocol.layout import WireLayout
 from yeto_torch.protocol.limits import FirstFrameLimits, GroupLimits
 from yeto_torch.protocol.messages import (
-    BudgetDone,
     DataHello,
-    FinalAck,
-    Heartbeat,
     Hello,
-    InitParams,
     Message,
-    PushFragment,
     decode,
     decode_hello,
 )
@@ -67,17 +56,12 @@ _EARLY_S = 10.0  # how long a data socket may wait for its group's HELLO
 _MAX_EARLY = 1024
 _MAX_TICKETS = 1024  # HELLOs whose socket waits for the actor's word
 _MAX_REFUSALS = 256  # sockets being told why at once
-_MAX_EVENTS = 64  # unhandled events of one group
 _SHORT_HELLO_BYTES = 64 * 1024  # always legal; longer ones are read one at a time
 _MAX_LONG_HELLOS = 4  # read or waiting to be read
 _MAX_TICKET_BYTES = 4 * 1024 * 1024  # of the HELLOs behind all tickets but one
 _HELLO_REST_BYTES = 256  # at least what a HELLO has beside its layout
-_MAX_DESCRIPTORS = 65_536
 _SPARE_DESCRIPTORS = 64
 _REFUSAL_LINES = 64  # a minute
-
-Post = Callable[[ev.Event, float, Callable[[], None] | None], None]
-"""(event, arrival in monotonic seconds, what to call once it is handled)."""
 
 
 @dataclass(slots=True)
@@ -182,7 +166,7 @@ class Server:
             longest = len(hello.layout.encoded) + _HELLO_REST_BYTES
             self._layout, self._first_limits = hello.layout, FirstFrameLimits(max(_SHORT_HELLO_BYTES, longest))
         limits = GroupLimits(hello.layout, hello.dtype, Direction.TO_SYNCER, self._policy.schedule.pipeline)
-        reception = _Reception(self, member, hello, self._policy.schedule.pipeline)
+        reception = Reception(self._policy, self._device, self._post, member, hello, self._on_first_beat)
         with self._lock:
             sock = self._tickets.pop(ticket).sock
             group = Group(
@@ -194,7 +178,7 @@ class Server:
                 write_timeout_s=self._policy.session.write_timeout_s,
                 name=f"learner-{member.learner_id}",
             )
-            reception.entry = self._groups[member] = _Admitted(group)
+            self._groups[member] = _Admitted(group)
             self._newest[member.learner_id] = member
             early = [(number, entry) for number, (whose, entry) in self._early.items() if whose == member]
             for number, _ in early:
@@ -431,82 +415,12 @@ class Server:
             for group in idle:
                 group.close(reason=f"no byte came for session.idle_timeout_s={idle_s:g} s")
 
-    def _beats(self, entry: _Admitted) -> None:
+    def _on_first_beat(self, member: Member) -> None:
         with self._lock:
-            entry.beats = True
-            self._changed.notify_all()
-
-
-class _Reception:
-    """Turns one group's messages into events, on that group's reader threads."""
-
-    def __init__(self, server: Server, member: Member, hello: Hello, pipeline: int) -> None:
-        self._server, self._member, self._hello = server, member, hello
-        self._events = Semaphore(_MAX_EVENTS)
-        self._tensors = Semaphore(2 * pipeline + 2)  # decoded fragments that wait for the actor
-        self.entry: _Admitted | None = None
-
-    def take(self, message: Message, now: float) -> None:
-        """One message. Raises PeerError for what no honest peer sends."""
-        match message:
-            case PushFragment():
-                self._bulk(lambda: self._push(message), now)
-            case InitParams():
-                self._bulk(lambda: self._init(message), now)
-            case Heartbeat():
-                self._check_id(message.learner_id, "HEARTBEAT")
-                if self.entry is not None and not self.entry.beats:
-                    self._server._beats(self.entry)
-                self._hand_on(ev.BeatArrived(self._member, message.local_step), now)
-            case FinalAck():
-                self._hand_on(ev.AckArrived(self._member, message.step), now)
-            case BudgetDone():
-                self._hand_on(ev.BudgetReported(self._member, message.steps), now)
-            case _:
-                raise PeerError(f"{message.TYPE.name} is not for the syncer")
-
-    def _bulk(self, decode_event: Callable[[], ev.Event], now: float) -> None:
-        self._tensors.acquire()
-        try:
-            event = decode_event()
-        except PeerError:
-            self._tensors.release()
-            raise
-        self._server._post(event, now, self._tensors.release)
-
-    def _hand_on(self, event: ev.Event, now: float) -> None:
-        self._events.acquire()
-        self._server._post(event, now, self._events.release)
-
-    def _init(self, message: InitParams) -> ev.Event:
-        if self._member.learner_id != 0:
-            raise PeerError("INIT_PARAMS: only learner 0 may initialise")
-        numel = self._hello.layout.numels[message.fragment]
-        return ev.InitArrived(self._member, message.fragment, codec.decode(message.data, numel, self._hello.dtype.bulk))
-
-    def _push(self, push: PushFragment) -> ev.Event:
-        self._check_id(push.learner_id, "PUSH_FRAGMENT")
-        numel = self._hello.layout.numels[push.fragment]
-        gradient = decode_gradient(push.data, numel, self._hello.dtype, self._server._device)
-        guarded = self._server._policy.merge.max_norm_ratio is not None
-        return ev.PushArrived(
-            self._member,
-            push.fragment,
-            push.step,
-            push.attempt,
-            push.base_version,
-            push.local_step,
-            push.c_steps,
-            push.c_tokens,
-            learner_weight(push.c_tokens, push.c_steps),
-            len(push.data),
-            gradient,
-            total_norm(gradient) if guarded else 0.0,
-        )
-
-    def _check_id(self, learner_id: int, name: str) -> None:
-        if learner_id != self._member.learner_id:
-            raise PeerError(f"{name} of learner {learner_id} on the connection of learner {self._member.learner_id}")
+            entry = self._groups.get(member)
+            if entry is not None:
+                entry.beats = True
+                self._changed.notify_all()
 
 
 def _tls(security: SecurityPolicy) -> ssl.SSLContext | None:
@@ -518,28 +432,7 @@ def _tls(security: SecurityPolicy) -> ssl.SSLContext | None:
         raise RunError(f"TLS: {error}") from error
 
 
-def allow_many_descriptors() -> None:
-    """As many as the administrator allows, up to ``_MAX_DESCRIPTORS``, not as few as a shell asks for."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def max_descriptors() -> int:
-    """How many files and sockets this process may have open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft if soft != resource.RLIM_INFINITY else 1 << 30
-
-
 def _shut(sock: Socket) -> None:
     """Wake whoever reads from a socket; its owner closes it."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-
-
-def write_address_file(path: Path, address: str) -> None:
-    """``host:port`` for whoever waits for it; appears whole or not at all. Raises OSError."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(address + "\n", encoding="utf-8")
-    temporary.replace(path)

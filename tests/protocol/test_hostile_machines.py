@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import torch
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.events import Member
-from syncer.server import _Reception
+from syncer.reception import Reception
 from tests.protocol.hostile import ATTACKS, LAYOUT, LEARNERS, PIPELINE, STRANGER, Attack, Ends, Scene, attacks
 from tests.support.builders import Desk, hello, syncer_policy
 from yeto_torch.protocol.chunks import Reassembler
@@ -119,11 +118,9 @@ class Conversation:
         self.table = Reassembler(limits.max_inner, limits.max_partials, limits.max_reserved_bytes)
         self.readers = [FrameReader(limits, self.table) for _ in range(1 + scene.streams)]
         self.scene = scene
-        door = SimpleNamespace(
-            _post=self._post, _beats=lambda _: None, _device=torch.device("cpu"), _policy=session.desk.policy
-        )
         said = hello(STRANGER, member.generation, LAYOUT, num_streams=scene.streams, dtype=scene.dtype)
-        self.reception = _Reception(door, member, said, PIPELINE)
+        policy = session.desk.policy
+        self.reception = Reception(policy, torch.device("cpu"), self._post, member, said, lambda _: None)
 
     def hold(self, attack: Attack) -> Outcome:
         try:

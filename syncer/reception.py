@@ -1,0 +1,127 @@
+"""What a group says, as events for the actor: checked, decoded on the group's own reader threads, and held back.
+
+Decides only what no honest peer would send. It must not know rounds, sockets or other groups. A reader whose group has
+too many unhandled events waits, and with it that peer's socket: this is what bounds the inbox.
+
+Source: protocol v4, learner messages; rulings on malformed pushes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Semaphore
+
+import torch
+
+from syncer.core import events as ev
+from syncer.core.events import Member
+from syncer.merge.intake import decode_gradient
+from syncer.merge.merge import total_norm
+from syncer.merge.weights import learner_weight
+from syncer.policy import SyncerPolicy
+from yeto_torch.protocol import codec
+from yeto_torch.protocol.errors import PeerError
+from yeto_torch.protocol.messages import (
+    BudgetDone,
+    FinalAck,
+    Heartbeat,
+    Hello,
+    InitParams,
+    Message,
+    PushFragment,
+)
+
+_MAX_EVENTS = 64  # unhandled events of one group
+
+Post = Callable[[ev.Event, float, Callable[[], None] | None], None]
+"""(event, arrival in monotonic seconds, what to call once it is handled)."""
+
+
+class Reception:
+    """One group's inbound side.
+
+    Args:
+        policy: the pipeline bounds the tensors that wait; the norm guard asks for norms.
+        device: where decoded gradients go.
+        post: hands an event to the actor.
+        member, hello: whose group it is, and what it said.
+        on_first_beat: called once, when the group proves that it sends heartbeats.
+    """
+
+    def __init__(
+        self,
+        policy: SyncerPolicy,
+        device: torch.device,
+        post: Post,
+        member: Member,
+        hello: Hello,
+        on_first_beat: Callable[[Member], None],
+    ) -> None:
+        self._device, self._post, self._member, self._hello = device, post, member, hello
+        self._guarded = policy.merge.max_norm_ratio is not None
+        self._on_first_beat = on_first_beat
+        self._beats = False
+        self._events = Semaphore(_MAX_EVENTS)
+        self._tensors = Semaphore(2 * policy.schedule.pipeline + 2)  # decoded fragments that wait for the actor
+
+    def take(self, message: Message, now: float) -> None:
+        """One message. Raises PeerError for what no honest peer sends."""
+        match message:
+            case PushFragment():
+                self._bulk(lambda: self._push(message), now)
+            case InitParams():
+                self._bulk(lambda: self._init(message), now)
+            case Heartbeat():
+                self._check_id(message.learner_id, "HEARTBEAT")
+                if not self._beats:
+                    self._beats = True
+                    self._on_first_beat(self._member)
+                self._hand_on(ev.BeatArrived(self._member, message.local_step), now)
+            case FinalAck():
+                self._hand_on(ev.AckArrived(self._member, message.step), now)
+            case BudgetDone():
+                self._hand_on(ev.BudgetReported(self._member, message.steps), now)
+            case _:
+                raise PeerError(f"{message.TYPE.name} is not for the syncer")
+
+    def _bulk(self, decode_event: Callable[[], ev.Event], now: float) -> None:
+        self._tensors.acquire()
+        try:
+            event = decode_event()
+        except PeerError:
+            self._tensors.release()
+            raise
+        self._post(event, now, self._tensors.release)
+
+    def _hand_on(self, event: ev.Event, now: float) -> None:
+        self._events.acquire()
+        self._post(event, now, self._events.release)
+
+    def _init(self, message: InitParams) -> ev.Event:
+        if self._member.learner_id != 0:
+            raise PeerError("INIT_PARAMS: only learner 0 may initialise")
+        numel = self._hello.layout.numels[message.fragment]
+        return ev.InitArrived(self._member, message.fragment, codec.decode(message.data, numel, self._hello.dtype.bulk))
+
+    def _push(self, push: PushFragment) -> ev.Event:
+        self._check_id(push.learner_id, "PUSH_FRAGMENT")
+        numel = self._hello.layout.numels[push.fragment]
+        gradient = decode_gradient(push.data, numel, self._hello.dtype, self._device)
+        return ev.PushArrived(
+            self._member,
+            push.fragment,
+            push.step,
+            push.attempt,
+            push.base_version,
+            push.local_step,
+            push.c_steps,
+            push.c_tokens,
+            learner_weight(push.c_tokens, push.c_steps),
+            len(push.data),
+            gradient,
+            total_norm(gradient) if self._guarded else 0.0,
+        )
+
+    def _check_id(self, learner_id: int, name: str) -> None:
+        if learner_id != self._member.learner_id:
+            raise PeerError(f"{name} of learner {learner_id} on the connection of learner {self._member.learner_id}")
