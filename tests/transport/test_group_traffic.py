@@ -3,6 +3,7 @@
 import struct
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -44,6 +45,73 @@ def push(fragment: int, step: int = 1) -> PushFragment:
 
 def raw(message) -> bytes:
     return b"".join(encode(message))
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def test_plain_messages_half_way_are_limited_like_sliced_ones(rig):
+    """2 pipeline + all fragments, twice: ten of the largest here, whatever the number of sockets that bring them."""
+    group, recorder, peer = rig.group(12)
+    head = frame(M.PUSH_FRAGMENT, b"", length=48 + 400_000)
+    for stream in range(10):
+        peer.say(head + b"x", stream)
+        until(lambda n=stream: group._slices._table._held == (n + 1) * 400_061)
+    peer.say(head, 10)
+    assert "4400671 bytes" in recorder.wait_closed().reason
+    assert not recorder.messages
+
+
+def test_messages_that_nobody_takes_are_limited_and_those_taken_are_not(rig):
+    gate = rig.gate()
+
+    def busy(message, now):
+        gate.wait(PATIENCE_S)
+        recorder.on_message(message, now)
+
+    group, recorder, peer = rig.group(12, on_message=busy)
+    for stream in range(10):
+        peer.say(raw(push(2)) if stream % 2 else b"".join(chunks(raw(push(2)), stream, [7])), stream)
+    until(lambda: group._slices._table._held == 10 * 400_061)
+    gate.set()
+    recorder.wait_messages(10)
+    for stream in range(12):
+        peer.say(raw(push(2)), stream)
+    recorder.wait_messages(22)
+    until(lambda: group._slices._table._held == 0)
+    gate.clear()
+    for stream in range(10):
+        peer.say(raw(push(2)), stream)
+    until(lambda: group._slices._table._held == 10 * 400_061)
+    peer.say(b"".join(chunks(raw(push(2)), 77, [7])), 10)
+    until(lambda: group.closed)
+    gate.set()
+    assert "would take" in recorder.wait_closed().reason
+
+
+def test_a_quiet_socket_keeps_nothing_of_its_last_message(rig):
+    large = plain_layout(5_000_000)  # large enough for a mapping of its own, which a weak reference can watch
+    kept = []
+    group, _, peer = rig.group(layout=large, on_message=lambda message, _: kept.append(weakref.ref(message.data.obj)))
+    peer.say(frame(M.INIT_PARAMS, bytes(4 + 20_000_000)))
+    until(lambda: len(kept) == 1 and kept[0]() is None)
+    assert not group.closed
+
+
+def test_a_group_that_ends_gives_back_what_was_half_way(rig):
+    group, recorder, peer = rig.group(2)
+    inner = raw(push(2))
+    for stream in (0, 1):
+        peer.say(chunks(inner, stream, [100_000])[0], stream)
+        peer.say(frame(9, b"", length=24 + 50_000) + struct.pack("<QQQ", stream, len(inner), 200_000), stream)
+    until(lambda: group._slices._table.reserved_bytes == 2 * len(inner))
+    peer.say(frame(77), 2)
+    recorder.wait_closed()
+    assert group._slices._table.reserved_bytes == 0
+    for stream in (0, 1):  # what was begun may still come, and is nothing any more
+        peer.say(bytes(50_000) + b"".join(chunks(inner, 9 + stream, [5])), stream)
+    assert peer.frames(0)[-1][0] == M.ERROR
+    assert not recorder.messages
 
 
 # ---------------------------------------------------------------------------------------------------- both ways

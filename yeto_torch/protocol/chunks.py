@@ -107,13 +107,14 @@ class Reassembler:
     Args:
         max_inner: bytes of the largest inner frame.
         max_partials: messages open at once.
-        max_reserved_bytes: bytes that the open messages together may hold.
+        max_reserved_bytes: bytes that the open messages together may hold; twice as many with those that came in one
+            piece, or are whole and not dealt with yet.
     """
 
     def __init__(self, max_inner: int, max_partials: int, max_reserved_bytes: int) -> None:
         self._max_inner, self._max_partials, self._max_reserved = max_inner, max_partials, max_reserved_bytes
         self._partials: dict[int, _Partial] = {}
-        self._reserved = 0
+        self._reserved = self._held = 0
         self._intervals = 0
 
     def __len__(self) -> int:
@@ -154,6 +155,29 @@ class Reassembler:
         self._intervals -= len(partial.starts)
         return partial.buffer
 
+    def hold(self, nbytes: int) -> None:
+        """A message that comes in one piece will take so much memory, until ``release``. Raises PeerError."""
+        self._check_room(nbytes)
+        self._held += nbytes
+
+    def keep(self, nbytes: int) -> None:
+        """A message that became whole keeps its memory, until ``release``."""
+        self._held += nbytes
+
+    def release(self, nbytes: int) -> None:
+        """What was held or kept has been dealt with."""
+        self._held -= nbytes
+
+    def drop(self) -> None:
+        """Forget every open message: nobody waits for them any more. What still comes of them must not be committed."""
+        self._partials.clear()
+        self._reserved = self._intervals = 0
+
+    def _check_room(self, nbytes: int) -> None:
+        total, most = self._reserved + self._held + nbytes, 2 * self._max_reserved
+        if total > most:
+            raise PeerError(f"messages on their way would take {total} bytes, at most {most} are legal")
+
     def _open(self, msg_id: int, total: int) -> _Partial:
         if len(self._partials) >= self._max_partials:
             raise PeerError(f"more than {self._max_partials} partial messages are open")
@@ -161,6 +185,7 @@ class Reassembler:
             raise PeerError(
                 f"partial messages would reserve {self._reserved + total} bytes, at most {self._max_reserved} are legal"
             )
+        self._check_room(total)
         self._reserved += total
         partial = self._partials[msg_id] = _Partial(total)
         return partial

@@ -18,6 +18,7 @@ Source: protocol v4, framing; rulings on frames, order of checks.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -68,10 +69,13 @@ class FrameReader:
     Args:
         limits: the largest payload per type; may be replaced between frames (after HELLO).
         slices: shared by all sockets of a group; None where CHUNK is not legal anyway.
+        hold: told the bytes of a bulk message that comes in one piece before they are allocated; may raise PeerError.
     """
 
-    def __init__(self, limits: Limits, slices: SliceTable | None = None) -> None:
-        self.limits, self._slices = limits, slices
+    def __init__(
+        self, limits: Limits, slices: SliceTable | None = None, hold: Callable[[int], None] | None = None
+    ) -> None:
+        self.limits, self._slices, self._hold = limits, slices, hold
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._envelope = memoryview(bytearray(CHUNK_ENVELOPE_BYTES))
         self._state: _State = _State.HEADER
@@ -131,6 +135,8 @@ class FrameReader:
             self._chunk_bytes = length - CHUNK_ENVELOPE_BYTES
             self._expect(_State.ENVELOPE, self._envelope)
         elif length:
+            if self._hold is not None and self._kind in BULK_TYPES:
+                self._hold(HEADER_BYTES + length)
             # A stranger's HELLO may claim 16 MiB: no page of it is real before it is sent.
             lazily = _HELLO_LAZY_BYTES if self._kind is MessageType.HELLO else LARGE_BYTES
             self._expect(_State.PAYLOAD, allocate(length, lazily))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from threading import Condition, Lock, Thread
 
 from yeto_torch.protocol.chunks import Reassembler
-from yeto_torch.protocol.constants import Direction
+from yeto_torch.protocol.constants import BULK_TYPES, HEADER_BYTES, Direction
 from yeto_torch.protocol.errors import LocalError, PeerError
 from yeto_torch.protocol.frames import Frame, FrameReader
 from yeto_torch.protocol.limits import GroupLimits
@@ -65,7 +65,9 @@ class Closed:
 
 
 class _SharedSlices:
-    """The group's reassembly table behind a lock: reserve, receive without the lock, commit.
+    """The group's reassembly table behind a lock: reserve, receive without the lock, commit, release once handled.
+
+    A message counts against the group's memory from its first byte until its owner has taken it, sliced or not.
 
     A learner judges a chunk once all of it is there: to it a violation ends the run, while a connection lost inside of
     a chunk, whatever that would have become, is dialled again. The syncer judges as early as it can.
@@ -76,9 +78,12 @@ class _SharedSlices:
         self._table = Reassembler(limits.max_inner, limits.max_partials, limits.max_reserved_bytes)
         self._patient = limits.inbound is Direction.TO_LEARNER
         self._bad: dict[int, PeerError] = {}
+        self._dropped = False
 
     def reserve(self, msg_id: int, total: int, offset: int, size: int) -> memoryview:
         with self._lock:
+            if self._dropped:
+                return memoryview(bytearray(size))  # read and forgotten
             try:
                 return self._table.reserve(msg_id, total, offset, size)
             except PeerError as violation:
@@ -89,9 +94,30 @@ class _SharedSlices:
 
     def commit(self, msg_id: int, size: int) -> memoryview | None:
         with self._lock:
+            if self._dropped:
+                return None
             if msg_id in self._bad:
                 raise self._bad[msg_id]
-            return self._table.commit(msg_id, size)
+            whole = self._table.commit(msg_id, size)
+            if whole is not None:
+                self._table.keep(len(whole))
+            return whole
+
+    def hold(self, nbytes: int) -> None:
+        with self._lock:
+            self._table.hold(nbytes)
+
+    def release(self, frame: Frame) -> None:
+        """``frame`` has been handed on."""
+        if frame.kind in BULK_TYPES:
+            with self._lock:
+                self._table.release(HEADER_BYTES + len(frame.payload))
+
+    def drop(self) -> None:
+        """The group is ending: give the memory back now, whatever its last words take."""
+        with self._lock:
+            self._dropped = True
+            self._table.drop()
 
 
 class _Line:
@@ -233,8 +259,11 @@ class Group:
     def _read(self, line: _Line) -> None:
         stream = line.stream
         try:
-            for frame, now in stream.frames(FrameReader(self.limits, self._slices)):
-                if not self._accept(stream, frame, now):
+            for frame, now in stream.frames(FrameReader(self.limits, self._slices, self._slices.hold)):
+                going_on = self._accept(stream, frame, now)
+                self._slices.release(frame)
+                del frame  # the next one may be long in coming
+                if not going_on:
                     stream.discard()
                     return
             self._lost(stream, f"the peer closed {stream}")
@@ -349,6 +378,7 @@ class Group:
             if self._closing is not None:
                 return
             self._closing = closed
+            self._slices.drop()
             self._deadline = clock() + linger_s
             if error is not None:
                 self._outbox.last_word(Error(error))

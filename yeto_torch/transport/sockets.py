@@ -193,6 +193,7 @@ class Stream:
             frame = reader.received(count)
             if frame is not None:
                 yield frame, now
+                del frame  # it is the receiver's alone, and the next one may be long in coming
 
     def discard(self) -> None:
         """Read and drop until the peer closes or the socket is shut down."""
