@@ -2,7 +2,8 @@
 
 The main thread is the actor; only it touches the global state, the tape and the checkpoint. It decides nothing: what
 to do and in which order comes from ``core/coordinator``. Events carry the time they arrived, and the inbox is drained
-before a deadline may fire, so that a slow merge or checkpoint cannot make a punctual answer late.
+before a deadline may fire, so that a slow merge or checkpoint cannot make a punctual answer late; nor can its own
+decoding, which time does not pass.
 
 Source: protocol v4, the sequential coordinator; rulings on the effects of one commit.
 """
@@ -14,6 +15,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -109,10 +111,11 @@ class Actor:
     # ------------------------------------------------------------------ the loop
 
     def _turn(self) -> None:
-        for event, now, handled in self._next_batch():
+        batch, settled = self._next_batch()
+        for event, now, handled in batch:
             try:
                 if isinstance(event, ev.Event):
-                    self._perform(self.coordinator.handle(event, now))
+                    self._perform(self.coordinator.handle(event, min(now, settled)))
                 else:
                     self._on_merger(event)
             finally:
@@ -120,8 +123,9 @@ class Actor:
                     handled()
             if self._finish is not None:
                 return
+        settled = self.server.settled_until(clock())
         if self.inbox.empty():
-            self._perform(self.coordinator.on_time(clock()))
+            self._perform(self.coordinator.on_time(settled))
             self._explain_waiting()
 
     def _on_merger(self, event: MergerEvent) -> None:
@@ -131,23 +135,26 @@ class Actor:
             self._own.append(ev.MergeDone(step))
         self._perform([])
 
-    def _next_batch(self) -> list[Item]:
-        """Whatever has arrived; waits for the first until the next deadline."""
+    def _next_batch(self) -> tuple[list[Item], float]:
+        """Whatever has arrived, and how late it is for it; waits for the first until the next deadline."""
         batch: list[Item] = []
-        try:
+        with suppress(queue.Empty):
             batch.append(self.inbox.get(timeout=self._patience_s()))
+        settled = self.server.settled_until(clock())
+        with suppress(queue.Empty):
             while len(batch) < _BATCH:
                 batch.append(self.inbox.get_nowait())
-        except queue.Empty:
-            pass
-        return batch
+        return batch, settled
 
     def _patience_s(self) -> float | None:
-        deadline = self.coordinator.next_deadline()
-        times = [] if deadline is None else [deadline]
+        deadline, now = self.coordinator.next_deadline(), clock()
+        times = []
+        # A deadline that has passed waits for what arrived before it: its event wakes us, or the end of its group.
+        if deadline is not None and (deadline > now or deadline <= self.server.settled_until(now)):
+            times.append(deadline)
         if self.coordinator.waiting_for() != self._told:
             times.append(self._moved_at + _STALL_S)
-        return max(0.0, min(times) - clock()) if times else None
+        return max(0.0, min(times) - now) if times else None
 
     def _explain_waiting(self) -> None:
         text, now = self.coordinator.waiting_for(), clock()

@@ -8,8 +8,9 @@ Source: protocol v4, learner messages; rulings on malformed pushes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from threading import Semaphore
+from threading import Lock, Semaphore
 
 import torch
 
@@ -37,6 +38,39 @@ Post = Callable[[ev.Event, float, Callable[[], None] | None], None]
 """(event, arrival in monotonic seconds, what to call once it is handled)."""
 
 
+class Decoding:
+    """Tensors between their last byte and their event, over all groups: time must not pass them.
+
+    Args:
+        post: hands an event to the actor; does not block.
+    """
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._lock = Lock()
+        self._numbers = itertools.count()
+        self._arrivals: dict[int, float] = {}
+
+    def settled_until(self, now: float) -> float:
+        """The time up to which whatever arrived has become an event: ``now``, or earlier while one is decoded."""
+        with self._lock:
+            return min((now, *self._arrivals.values()))
+
+    def post(self, decode_event: Callable[[], ev.Event], now: float, handled: Callable[[], None]) -> None:
+        """Decode what arrived at ``now`` and post it; at no moment it is neither under way nor posted."""
+        event = None
+        with self._lock:
+            number = next(self._numbers)
+            self._arrivals[number] = now
+        try:
+            event = decode_event()
+        finally:
+            with self._lock:
+                del self._arrivals[number]
+                if event is not None:
+                    self._post(event, now, handled)
+
+
 class Reception:
     """One group's inbound side.
 
@@ -44,6 +78,7 @@ class Reception:
         policy: the pipeline bounds the tensors that wait; the norm guard asks for norms.
         device: where decoded gradients go.
         post: hands an event to the actor.
+        decoding: through which tensors go to the actor.
         member, hello: whose group it is, and what it said.
         on_first_beat: called once, when the group proves that it sends heartbeats.
     """
@@ -53,11 +88,13 @@ class Reception:
         policy: SyncerPolicy,
         device: torch.device,
         post: Post,
+        decoding: Decoding,
         member: Member,
         hello: Hello,
         on_first_beat: Callable[[Member], None],
     ) -> None:
-        self._device, self._post, self._member, self._hello = device, post, member, hello
+        self._device, self._post, self._decoding = device, post, decoding
+        self._member, self._hello = member, hello
         self._guarded = policy.merge.max_norm_ratio is not None
         self._on_first_beat = on_first_beat
         self._beats = False
@@ -87,11 +124,10 @@ class Reception:
     def _bulk(self, decode_event: Callable[[], ev.Event], now: float) -> None:
         self._tensors.acquire()
         try:
-            event = decode_event()
+            self._decoding.post(decode_event, now, self._tensors.release)
         except PeerError:
             self._tensors.release()
             raise
-        self._post(event, now, self._tensors.release)
 
     def _hand_on(self, event: ev.Event, now: float) -> None:
         self._events.acquire()

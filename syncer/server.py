@@ -33,7 +33,7 @@ from syncer.core.events import Member
 from syncer.core.ration import Ration
 from syncer.descriptors import max_descriptors
 from syncer.policy import SecurityPolicy, SyncerPolicy
-from syncer.reception import Post, Reception
+from syncer.reception import Decoding, Post, Reception
 from yeto_torch.protocol.constants import Direction, MessageType
 from yeto_torch.protocol.errors import LocalError, PeerError, RunError
 from yeto_torch.protocol.frames import Frame
@@ -103,6 +103,7 @@ class Server:
 
     def __init__(self, policy: SyncerPolicy, device: torch.device, post: Post) -> None:
         self._policy, self._device, self._post = policy, device, post
+        self._decoding = Decoding(post)
         self._tls = _tls(policy.security)
         self._lock = Lock()
         self._changed = Condition(self._lock)
@@ -166,7 +167,9 @@ class Server:
             longest = len(hello.layout.encoded) + _HELLO_REST_BYTES
             self._layout, self._first_limits = hello.layout, FirstFrameLimits(max(_SHORT_HELLO_BYTES, longest))
         limits = GroupLimits(hello.layout, hello.dtype, Direction.TO_SYNCER, self._policy.schedule.pipeline)
-        reception = Reception(self._policy, self._device, self._post, member, hello, self._on_first_beat)
+        reception = Reception(
+            self._policy, self._device, self._post, self._decoding, member, hello, self._on_first_beat
+        )
         with self._lock:
             sock = self._tickets.pop(ticket).sock
             group = Group(
@@ -214,6 +217,10 @@ class Server:
             entry = self._groups.get(member)
         if entry is not None:
             entry.group.close(text)
+
+    def settled_until(self, now: float) -> float:
+        """``now``, or the earlier time at which a tensor arrived that is still being decoded."""
+        return self._decoding.settled_until(now)
 
     @property
     def bytes_moved(self) -> tuple[int, int]:

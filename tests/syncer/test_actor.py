@@ -1,0 +1,100 @@
+"""The loop between the door and the coordinator, with both of them real: time passes only as far as what has arrived
+by then is handed on."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from syncer import reception
+from syncer.actor import Actor
+from syncer.core.coordinator import Coordinator
+from syncer.server import Server
+from syncer.tape import Tape, merges
+from tests.support.builders import PROFILE, syncer_policy
+from tests.support.peer import Peer, random_values
+from yeto_torch.protocol.constants import MergeMode
+from yeto_torch.protocol.layout import Fragment, Layout, Tensor
+
+WAIT_S = 20.0
+LAYOUT = Layout((Fragment(MergeMode.AVG, (Tensor("a", (4,)),)),))
+GRACE_S = 0.2
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """(actor, server, two learners, tape): one answer is a quorum, the other is waited for for ``GRACE_S``."""
+    policy = syncer_policy(2, quorum=1, quorum_timeout_s=60, grace_ms=int(1000 * GRACE_S), pipeline=1)
+    actor = Actor(policy, Coordinator(policy, PROFILE), torch.device("cpu"), Tape(tmp_path / "tape"))
+    server = Server(policy, torch.device("cpu"), actor.post)
+    address = server.listen()
+    threading.Thread(target=actor.run, args=(server,), daemon=True).start()
+    peers = [Peer(address, i, LAYOUT) for i in range(2)]
+    peers[0].init(random_values(LAYOUT, 1))
+    yield actor, server, peers, tmp_path / "tape"
+    for peer in peers:
+        peer.close()
+    server.close()
+
+
+class Slow:
+    """Decoding that takes as long as the test says, for answers that begin with ``MARK``."""
+
+    MARK = 7.0
+
+    def __init__(self, monkeypatch):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self._decode = reception.decode_gradient
+        monkeypatch.setattr(reception, "decode_gradient", self)
+
+    def __call__(self, data, *arguments):
+        if np.frombuffer(data, "<f4")[0] == self.MARK:
+            self.begun.set()
+            assert self.go_on.wait(WAIT_S)
+        return self._decode(data, *arguments)
+
+
+def values(first):
+    return np.array([first, 0, 0, 0], np.float32)
+
+
+@pytest.mark.parametrize("others", ["are silent", "speak"])
+def test_an_answer_that_arrived_in_time_is_not_late_because_it_takes_long_to_decode(fleet, monkeypatch, others):
+    actor, server, (zero, one), tape = fleet
+    slow = Slow(monkeypatch)
+    pulls = [peer.pull(step=1) for peer in (zero, one)]
+    one.answer(pulls[1], values(Slow.MARK))
+    assert slow.begun.wait(WAIT_S)
+    arrived_at = server.settled_until(float("inf"))
+    zero.answer(pulls[0], values(1.0))  # the quorum
+    window_over = threading.Event()
+    window_over.wait(2 * GRACE_S)
+    if others == "speak":
+        zero.heartbeat()
+        window_over.wait(GRACE_S)
+    assert not merges(tape)
+    assert server.settled_until(float("inf")) == arrived_at
+    assert actor._patience_s() != 0.0, "it sleeps until the answer is there"
+    slow.go_on.set()
+    zero.pull(step=2)
+    (line,) = merges(tape)
+    assert line["responded"] == [0, 1]
+    assert server.settled_until(123.0) == 123.0
+
+
+def test_an_answer_that_turns_out_to_be_malformed_stops_no_clock(fleet, monkeypatch):
+    _, server, (zero, one), tape = fleet
+    slow = Slow(monkeypatch)
+    pulls = [peer.pull(step=1) for peer in (zero, one)]
+    one.answer(pulls[1], np.array([Slow.MARK, np.nan, 0, 0], np.float32))
+    assert slow.begun.wait(WAIT_S)
+    zero.answer(pulls[0], values(1.0))
+    slow.go_on.set()
+    assert "not finite" in one.wait_closed().peer_error
+    zero.pull(step=2)
+    (line,) = merges(tape)
+    assert line["responded"] == [0]
+    assert server.settled_until(123.0) == 123.0
