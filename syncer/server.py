@@ -30,7 +30,7 @@ import torch
 
 from syncer.core import events as ev
 from syncer.core.events import Member
-from syncer.core.ration import Ration
+from syncer.core.ration import Ration, remark
 from syncer.descriptors import max_descriptors
 from syncer.policy import SecurityPolicy, SyncerPolicy
 from syncer.reception import Decoding, Post, Reception
@@ -239,7 +239,7 @@ class Server:
             except OSError as error:
                 if self._closing or listener.fileno() < 0:
                     return
-                log.warning("accept failed: %s", error)  # out of descriptors: wait for the janitor or a leaver
+                self._complain("accept failed", error)  # out of descriptors: wait for the janitor or a leaver
                 time.sleep(0.1)
                 continue
             if sock.fileno() >= highest:  # descriptors are dealt from the lowest: a checkpoint must still find one
@@ -256,7 +256,7 @@ class Server:
             try:
                 Thread(target=self._first_frame, args=(number, sock), name=f"handshake-{number}", daemon=True).start()
             except RuntimeError as error:
-                log.warning("no thread for a new connection: %s", error)
+                self._complain("no thread for a new connection", error)
                 self._is_stale(number)
                 sock.close()
 
@@ -293,11 +293,15 @@ class Server:
 
     def _turn_away(self, number: int, sock: Socket, reason: str, told: str | None) -> None:
         self._is_stale(number)
-        with self._lock:
-            more = self._refusal_lines.take(time.monotonic())
-        if more is not None:
-            log.warning("refused a connection: %s%s", reason, more)
+        self._complain("refused a connection", reason)
         self._refuse_later(sock, told)
+
+    def _complain(self, what: str, reason: object) -> None:
+        """One line about a stranger, or none if they have had enough of them."""
+        with self._lock:
+            kept_back = self._refusal_lines.take(time.monotonic())
+        if kept_back is not None:
+            log.warning("%s: %s%s", what, reason, remark(kept_back))
 
     def _is_stale(self, number: int) -> bool:
         """Take the socket off the list of silent ones; True when it was crowded out meanwhile."""

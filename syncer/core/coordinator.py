@@ -16,6 +16,7 @@ Source: protocol v4; rulings on the syncer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -28,10 +29,13 @@ from syncer.core.events import Member
 from syncer.core.finalization import Finalization
 from syncer.core.flight import Flight
 from syncer.core.ledger import Ledger, LedgerRow
+from syncer.core.ration import Ration, remark
 from syncer.core.rejections import Rejections
 from syncer.core.roster import Roster
 from syncer.policy import SyncerPolicy
 from yeto_torch.protocol.constants import MessageType
+
+_COMINGS = 256  # joins and leaves told per minute; four per learner if that is more
 
 
 class Phase(Enum):
@@ -70,6 +74,7 @@ class Coordinator:
         self._assembly: Assembly | None = None
         self._finalization: Finalization | None = None
         self._rejections = Rejections()
+        self._comings = Ration(max(_COMINGS, 4 * policy.learners))
         self._cutoff = _cutoff(policy)
         self._ungreeted: set[Member] = set()  # joined while the cut was prepared
         self._effects: list[fx.Effect] = []
@@ -227,7 +232,7 @@ class Coordinator:
         self._do(fx.Admit(event.ticket, member, hello))
         self._do(*(fx.Release(old) for old in crowded_out))
         fields = {"id": member.learner_id, "generation": member.generation}
-        self._do(fx.Note("join", fields), fx.Say(f"{member} joined"))
+        self._tell("join", fields, f"{member} joined", now)
         self._greet(member, now)
 
     def _open_session(self, fragments: int) -> None:
@@ -266,11 +271,18 @@ class Coordinator:
             self._do(fx.Expel(member, violation))
             self._on_lost(member, violation, now)
 
+    def _tell(self, event: str, fields: Mapping[str, object], text: str, now: float) -> None:
+        """A coming or going, on the tape and in the log; a learner that does nothing else must not fill either."""
+        kept_back = self._comings.take(now)
+        if kept_back is not None:
+            left_out = {"left_out": kept_back} if kept_back else {}
+            self._do(fx.Note(event, {**fields, **left_out}), fx.Say(text + remark(kept_back)))
+
     def _on_lost(self, member: Member, reason: str, now: float) -> None:
         if not self._roster.is_live(member):
             return
         fields = {"id": member.learner_id, "generation": member.generation, "reason": reason}
-        self._do(fx.Note("leave", fields), fx.Say(f"{member} left: {reason}"))
+        self._tell("leave", fields, f"{member} left: {reason}", now)
         self._roster.leave(member, now)
         self._rounds.lose(member)
         if self.phase is Phase.ASSEMBLING:

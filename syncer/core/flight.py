@@ -17,6 +17,7 @@ from syncer.core.events import Member, PushArrived
 from syncer.core.guard import outliers
 from syncer.core.ledger import Ledger
 from syncer.core.pace import Pace
+from syncer.core.ration import Ration, remark
 from syncer.core.record import merge_line
 from syncer.core.rejections import Rejections
 from syncer.core.rounds import Rejection, Round, RoundState
@@ -24,6 +25,7 @@ from syncer.core.schedule import Schedule
 from syncer.policy import SyncerPolicy
 
 Effects = list[fx.Effect]
+_RETRIES = 256  # told per minute
 
 
 class Flight:
@@ -38,6 +40,7 @@ class Flight:
         self, policy: SyncerPolicy, fragments: int, committed: int, ledger: Ledger, rejections: Rejections
     ) -> None:
         self._policy, self._ledger, self._rejections = policy, ledger, rejections
+        self._retries = Ration(_RETRIES)
         self.pace = Pace(policy.schedule)
         self.schedule = Schedule(policy.schedule, fragments, policy.total_steps, committed, self.pace)
 
@@ -83,8 +86,19 @@ class Flight:
             if round_.state is RoundState.CLOSED:
                 effects += self._merge(round_, now)
             elif was_open and round_.state is RoundState.EXPIRED:
-                effects += _expired(round_, answers)
+                effects += self._expired(round_, answers, now)
         return effects
+
+    def _expired(self, round_: Round, answers: int, now: float) -> Effects:
+        """Told on the tape and in the log, unless a learner that comes and goes makes it happen all the time."""
+        kept_back = self._retries.take(now)
+        if kept_back is None:
+            return []
+        text = f"round {round_.step} attempt {round_.attempt} expired: {answers} of {round_.quorum} answered"
+        fields = {"step": round_.step, "attempt": round_.attempt, "quorum": round_.quorum, "answered": answers}
+        fields |= {"left_out": kept_back} if kept_back else {}
+        captured = [m.learner_id for m in round_.members]
+        return [fx.Note("retry", {**fields, "expected": captured}), fx.Say(text + remark(kept_back), warning=True)]
 
     def _grace_s(self, round_: Round) -> float:
         """Learners whose data has ended (weight 0) must not crowd out one that still trains: wait for it in full."""
@@ -143,10 +157,3 @@ class Flight:
         """What keeps the rounds, in one sentence."""
         clauses = [round_.waiting_for() for round_ in self.schedule]
         return "; ".join(clauses) or f"step {self.schedule.committed}: throttled until the next launch"
-
-
-def _expired(round_: Round, answers: int) -> Effects:
-    captured = [m.learner_id for m in round_.members]
-    text = f"round {round_.step} attempt {round_.attempt} expired: {answers} of {round_.quorum} answered"
-    fields = {"step": round_.step, "attempt": round_.attempt, "quorum": round_.quorum, "answered": answers}
-    return [fx.Note("retry", {**fields, "expected": captured}), fx.Say(text, warning=True)]

@@ -20,8 +20,8 @@ class Ration:
         self._used = self._kept_back = 0
         self._window_ends = float("-inf")
 
-    def take(self, now: float) -> str | None:
-        """None: this line is one too many. Else what to append to it: nothing, or how many were kept back."""
+    def take(self, now: float) -> int | None:
+        """None: this line is one too many. Else how many were kept back since the last one."""
         if now >= self._window_ends:
             self._used, self._window_ends = 0, now + _WINDOW_S
         if self._used >= self._lines:
@@ -29,4 +29,9 @@ class Ration:
             return None
         self._used += 1
         kept_back, self._kept_back = self._kept_back, 0
-        return f" ({kept_back} such lines before it were left out)" if kept_back else ""
+        return kept_back
+
+
+def remark(kept_back: int) -> str:
+    """What to append to a line of the log."""
+    return f" ({kept_back} such lines before it were left out)" if kept_back else ""

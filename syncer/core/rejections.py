@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from syncer.core import effects as fx
+from syncer.core.ration import Ration, remark
 
-_MAX_NOTES = 64  # reject lines per window, on the tape and in the log
-_WINDOW_S = 60.0
+_LINES = 64  # a minute on the tape and in the log, for HELLOs and for answers each: strangers must not silence learners
 
 
 class Rejections:
@@ -15,7 +15,7 @@ class Rejections:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._notes, self._window_ends = 0, float("-inf")
+        self._rations: defaultdict[str, Ration] = defaultdict(lambda: Ration(_LINES))
 
     def count(self, reason: str) -> None:
         """One more answer did not count, for the next merge line."""
@@ -29,13 +29,13 @@ class Rejections:
 
     def lines(self, now: float, what: str, learner_id: int, reason: str, **fields: int) -> list[fx.Effect]:
         """The tape line and log line of one refusal; nothing once this minute's ration is used up."""
-        if now >= self._window_ends:
-            self._notes, self._window_ends = 0, now + _WINDOW_S
-        self._notes += 1
-        if self._notes > _MAX_NOTES:
+        kept_back = self._rations[what].take(now)
+        if kept_back is None:
             return []
         at = "".join(f", {key} {value}" for key, value in fields.items())
+        if kept_back:
+            fields["left_out"] = kept_back
         return [
             fx.Note("reject", {"what": what, "id": learner_id, "reason": reason, **fields}),
-            fx.Say(f"refused a {what} of learner {learner_id}{at}: {reason}", warning=True),
+            fx.Say(f"refused a {what} of learner {learner_id}{at}: {reason}{remark(kept_back)}", warning=True),
         ]

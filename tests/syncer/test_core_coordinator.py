@@ -747,3 +747,38 @@ class TestWaitingFor:
         d.leave(0)
         d.leave(1)
         assert d.coordinator.waiting_for() == "step 0: no learner is connected"
+
+
+class TestFloods:
+    """What a learner can make us write, in the log and on the tape, ends within a minute."""
+
+    def test_comings_and_goings(self):
+        d = Desk(syncer_policy(2, 10))
+        for generation in range(1, 1001):
+            d.join(0, generation)
+            d.leave(0)
+        assert len(d.notes("join")) + len(d.notes("leave")) == 256
+        assert len(d.all(fx.Say)) < 300
+        d.wait(60)
+        d.join(0, 2000)
+        assert d.notes("join")[-1]["left_out"] == 2000 - 256
+
+    def test_attempts_that_a_flapping_learner_brings_down(self):
+        d = Desk(syncer_policy(2, 10, quorum=2)).assemble()
+        for generation in range(2, 1000):
+            d.leave(1)
+            d.join(1, generation)
+            d.leave(0)
+            d.join(0, generation)
+        assert d.attempt(1) > 500
+        assert len(d.notes("retry")) == 256
+        d.wait(60)
+        assert [note["left_out"] for note in d.notes("retry") if "left_out" in note][-1] > 200
+
+    def test_strangers_do_not_silence_what_is_said_of_learners(self):
+        d = Desk(syncer_policy(2, 10)).assemble()
+        for generation in range(2, 200):
+            d.join(1, generation, contract=b"x" * 32)
+        d.push(0, 7)
+        whats = [note["what"] for note in d.notes("reject")]
+        assert whats == ["hello"] * 64 + ["push"]

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from syncer import descriptors
 from syncer import server as door
 from syncer.core import events as ev
 from syncer.core.events import Member
@@ -156,7 +157,7 @@ class TestRefusals:
 
 
 def test_where_descriptors_are_few_strangers_get_a_quarter_for_each_purpose(monkeypatch):
-    monkeypatch.setattr(door.resource, "getrlimit", lambda _: (128, 4096))
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (128, 4096))
     entrance = Door()
     try:
         assert entrance.server._at_most(1024) == 32
