@@ -179,10 +179,10 @@ class Learner:
         if not self.link.is_ours:
             return
         with self.link.lock:
-            is_ending = self._session.phase is Phase.FINALIZING
+            is_ending = self._session.phase is Phase.FINALIZING and not self._session.is_installed
         if is_ending:
             try:
-                self._serve_until(lambda: self._session.finished, RELEASE_S, RunError)
+                self._serve_until(lambda: self._session.is_installed, RELEASE_S, RunError)
             except YetoError as error:
                 log.warning("leaving without the final cut: %s", error)
         self.link.close()
