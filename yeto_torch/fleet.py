@@ -109,8 +109,15 @@ def key_of(override: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """A value that Hydra's override grammar takes as it is, spaces and brackets included."""
-    return value if re.fullmatch(r"[\w./:-]*", value) else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    """A value that Hydra's override grammar takes as it is: spaces and brackets included, no letter but ASCII is plain.
+
+    Backslashes count only before an interpolation, before a quote and at the end.
+    """
+    if re.fullmatch(r"[A-Za-z0-9_./:-]*", value):
+        return value
+    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    value = re.sub(r"(\\*)'", r"\1\1\\'", value)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", value) + "'"
 
 
 @dataclass(frozen=True, slots=True)
