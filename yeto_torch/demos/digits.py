@@ -32,7 +32,7 @@ class Digits:
 
     title = "handwritten digits"
     batch = 32
-    steps = 480
+    steps = 600
     fragments = 4
     lr = 2e-3
 
