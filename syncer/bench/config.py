@@ -105,7 +105,7 @@ class Plan:
         baseline: train the synchronous arm too.
         stop_grace_s: how long a child may take to end once it is asked to.
         host, port: of the syncer; port 0 = any free one.
-        hmac_key_file: for the learners' environment.
+        secrets: what the learners' environment must name, so that they can join a protected syncer.
         syncer: dotted key -> value for both syncer processes, less what the benchmark decides.
     """
 
@@ -118,7 +118,7 @@ class Plan:
     stop_grace_s: float
     host: str
     port: int
-    hmac_key_file: Path | None
+    secrets: Mapping[str, str]
     syncer: Mapping[str, Any]
 
 
@@ -144,9 +144,18 @@ def make_plan(config: BenchmarkConfig, command: Sequence[str] | None) -> Plan:
         stop_grace_s=values["stop_grace_s"],
         host=values["listen.host"],
         port=values["listen.port"],
-        hmac_key_file=values["security.hmac_key_file"],
+        secrets=_secrets(values),
         syncer={name: given[name] for name in SYNCER.rules if name not in _DECIDED_HERE},
     )
+
+
+def _secrets(values: Mapping[str, Any]) -> dict[str, str]:
+    """A certificate is its own authority unless the environment names another."""
+    key, certificate = values["security.hmac_key_file"], values["security.tls_cert"]
+    found = {} if key is None else {"YETO_HMAC_KEY_FILE": str(key.absolute())}
+    if certificate is not None and not os.environ.get("YETO_TLS_CA"):
+        found["YETO_TLS_CA"] = str(certificate.absolute())
+    return found
 
 
 def _check_decided(values: Mapping[str, Any]) -> None:

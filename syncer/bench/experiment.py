@@ -233,9 +233,8 @@ class Experiment:
             "YETO_RUN_ID": self._run_id,
             "YETO_RUN_DIR": str(plan.folder),
             "YETO_BUDGET_STEPS": str(plan.budget_steps),
+            **plan.secrets,
         }
-        if plan.hmac_key_file is not None:
-            env["YETO_HMAC_KEY_FILE"] = str(plan.hmac_key_file.absolute())
         name = f"learner {learner}"
         argv = [sys.executable, *(plan.command or default_learner(plan.options))]
         self._learners.append(self._children.start(name, argv, env, self.folder.log(name)))

@@ -138,6 +138,14 @@ def test_words_that_mean_something_stay_words(text):
     assert compose(["learners=1", "total_steps=1", override("tape.path", text)]).tape.path == text
 
 
+def test_learners_are_told_how_to_join_a_protected_syncer(tmp_path):
+    (tmp_path / "key").write_text("secret")
+    assert plan(*FLEET).secrets == {}
+    found = plan(*FLEET, f"security.hmac_key_file={tmp_path}/key")
+    assert found.secrets == {"YETO_HMAC_KEY_FILE": f"{tmp_path}/key"}
+    assert found.syncer["security.hmac_key_file"] == f"{tmp_path}/key"
+
+
 def test_the_default_learner_is_told_its_layout():
     found = plan(*FLEET, "learner.average='.*'", "learner.streams=2", "learner.task=text")
     words = default_learner(found.options)

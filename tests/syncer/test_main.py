@@ -197,9 +197,9 @@ def test_a_schedule_on_the_command_line():
 # ------------------------------------------------------------------------------------------------------ the process
 
 
-def run(*arguments, root, cwd, path=None):
+def run(*arguments, root, cwd, path=None, module="syncer"):
     environment = os.environ | {"PYTHONPATH": str(path or root), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "syncer", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -322,6 +322,11 @@ def test_an_installed_wheel_starts_in_an_empty_folder(root, tmp_path):
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "momentum: 0.9" in shown.stdout
     assert run(*FLEET, "preset=nope", root=root, cwd=empty, path=site).returncode == 2
+    shown = run(
+        "learners=2", "budget_steps=9", "--cfg", "job", root=root, cwd=empty, path=site, module="syncer.benchmark"
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "budget_steps: 9\n" in shown.stdout
     assert list(empty.iterdir()) == []
 
 
