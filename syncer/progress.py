@@ -27,11 +27,13 @@ class Progress:
 
     def __init__(self, policy: SyncerPolicy) -> None:
         self._total = policy.total_steps
+        self._budget = policy.budget_learner_steps  # the learners' steps end the process then, not the total
         self._first: tuple[float, int] | None = None
         self._next_line = 0.0
         self._bar: Any = None
         # rich draws the live line; it belongs to an extra, and without it plain lines say the same
-        if policy.progress == "auto" and sys.stderr.isatty() and find_spec("rich") is not None:
+        wanted = policy.progress == "auto" and self._budget is None
+        if wanted and sys.stderr.isatty() and find_spec("rich") is not None:
             self._bar = _live_bar(self._total)
 
     def committed(self, line: Mapping[str, Any], server: Server) -> None:
@@ -52,7 +54,10 @@ class Progress:
             bar.update(task, completed=step, note=text)
         elif now >= self._next_line:
             self._next_line = now + _EVERY_S
-            log.info("step %d of %d: %s, %s", step, self._total, text, left)
+            if self._budget is None:
+                log.info("step %d of %d: %s, %s", step, self._total, text, left)
+            else:
+                log.info("step %d, until learners have made %d local steps: %s", step, self._budget, text)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
