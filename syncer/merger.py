@@ -39,13 +39,19 @@ MergerEvent = PoolEvent | PoolDrained
 
 @dataclass(slots=True, eq=False)
 class Merged:
-    """One round's merged signed outer gradient and what the work took, in seconds."""
+    """One round's merged signed outer gradient and what the work took, the pool's included, in seconds."""
 
     step: int
     gradient: torch.Tensor
-    seconds: float
+    started_at: float
+    seconds: float = 0.0
     pending: int = 0  # matrices still with the pool
     norm: float = 0.0
+
+    def finish(self) -> None:
+        """The gradient is whole."""
+        self.norm = total_norm(self.gradient)
+        self.seconds = time.monotonic() - self.started_at
 
 
 class Merger:
@@ -70,7 +76,7 @@ class Merger:
 
     def start(self, effect: fx.Merge, momentum: torch.Tensor) -> bool:
         """Begin the merge of one round; True when it is done already. Raises RunError, and StateError on poison."""
-        started = time.monotonic()
+        started_at = time.monotonic()
         fragment = self._layout.fragments[effect.fragment]
         pooled = self._pool is not None and fragment.mode is MergeMode.ISO
         gradient = merge_fragment(
@@ -81,13 +87,11 @@ class Merger:
             correction=self._policy.merge.delta_correction == "heloco",
             spectrum=_unchanged if pooled else partial(flatten_spectrum, scale=self._policy.merge.iso_scale),
         )
-        merged = self._merged[effect.step] = Merged(effect.step, gradient, 0.0)
+        merged = self._merged[effect.step] = Merged(effect.step, gradient, started_at)
         if pooled:
             self._submit(fragment, merged)
-        merged.seconds = time.monotonic() - started
-        if merged.pending:
             return False
-        merged.norm = total_norm(gradient)
+        merged.finish()
         return True
 
     def delivered(self, event: MergerEvent) -> int | None:
@@ -97,12 +101,10 @@ class Merger:
                 raise StateError(reason)
             case Delivered(job, matrix):
                 merged, place = self._jobs.pop(job)
-                started = time.monotonic()
                 place.copy_(matrix)
                 merged.pending -= 1
-                merged.seconds += time.monotonic() - started
                 if merged.pending == 0:
-                    merged.norm = total_norm(merged.gradient)
+                    merged.finish()
                     return merged.step
         return None
 
