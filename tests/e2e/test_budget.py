@@ -3,8 +3,11 @@
 Source: protocol v4, the learner-budget benchmark; rulings on the syncer (exceptions) and on the learner (budget).
 """
 
+import os
+import signal
 import struct
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import torch
 from syncer.checkpoint.files import read_checkpoint
 from tests.support import merge_oracle as oracle
 from tests.support.peer import Journal, Peer, random_values
+from tests.support.processes import until
 from tests.support.replay import Replay, to_bf16
 from tests.support.toy import flat, loss_of, toy
 from yeto_torch import YetoOuterOptimizer
@@ -147,6 +151,32 @@ def test_total_steps_before_a_report_void_it_too(processes):
         "the experiment is void: all 2 outer steps were made before a learner used up its budget of 20"
     )
     assert not syncer.checkpoint.exists()
+
+
+def svd_children(syncer):
+    """Process ids of the pool's children."""
+    pids = [
+        int(pid) for task in Path(f"/proc/{syncer.pid}/task").glob("*/children") for pid in task.read_text().split()
+    ]
+    return [pid for pid in pids if b"syncer.svd.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for the pool's children in /proc")
+def test_a_cut_off_is_not_published_behind_a_pool_that_cannot_be_drained(processes):
+    pool = ("merge.iso_backend=torch-svd", "svd.devices=[cpu]", "svd.drain_timeout_s=1")
+    syncer = cutoff(processes, *pool, "schedule.pipeline=1", learners=1)
+    (peer,) = fleet(syncer, learners=1)
+    for step in (1, 2):
+        answer_all([peer], [peer.pull(step=step)])
+    (child,) = until(lambda: svd_children(syncer), "the pool has a child")
+    os.kill(child, signal.SIGSTOP)
+    answer_all([peer], [peer.pull(step=3)])  # iso: its matrix waits for the child
+    report(peer)
+    assert ended(syncer, [peer]) == 1
+    assert syncer.events("cutoff")[0]["cancelled"] == [3]
+    assert WRITTEN not in syncer.text
+    assert not syncer.checkpoint.exists()
+    assert not Path(f"/proc/{child}").exists(), "killed and reaped"
 
 
 def test_without_a_budget_a_report_ends_that_connection_alone(processes):
