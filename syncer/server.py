@@ -232,7 +232,6 @@ class Server:
     # ------------------------------------------------------------------ first frames
 
     def _accept(self, listener: socket.socket) -> None:
-        highest = max_descriptors() - _SPARE_DESCRIPTORS
         while True:
             try:
                 sock, _ = listener.accept()
@@ -242,7 +241,8 @@ class Server:
                 self._complain("accept failed", error)  # out of descriptors: wait for the janitor or a leaver
                 time.sleep(0.1)
                 continue
-            if sock.fileno() >= highest:  # descriptors are dealt from the lowest: a checkpoint must still find one
+            # Descriptors are dealt from the lowest: a checkpoint must still find one.
+            if sock.fileno() >= max_descriptors() - _SPARE_DESCRIPTORS:
                 sock.close()
                 continue
             with self._lock:

@@ -14,7 +14,7 @@ import torch
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.events import Member
-from syncer.reception import Reception
+from syncer.reception import Decoding, Reception
 from tests.protocol.hostile import ATTACKS, LAYOUT, LEARNERS, PIPELINE, STRANGER, Attack, Ends, Scene, attacks
 from tests.support.builders import Desk, hello, syncer_policy
 from yeto_torch.protocol.chunks import Reassembler
@@ -120,7 +120,9 @@ class Conversation:
         self.scene = scene
         said = hello(STRANGER, member.generation, LAYOUT, num_streams=scene.streams, dtype=scene.dtype)
         policy = session.desk.policy
-        self.reception = Reception(policy, torch.device("cpu"), self._post, member, said, lambda _: None)
+        self.reception = Reception(
+            policy, torch.device("cpu"), self._post, Decoding(self._post), member, said, lambda _: None
+        )
 
     def hold(self, attack: Attack) -> Outcome:
         try:

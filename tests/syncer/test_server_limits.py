@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from threading import Thread
 
 import pytest
+import torch
 
 from syncer import descriptors
 from syncer import server as door
 from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.policy import SessionPolicy
-from tests.support.builders import CONTRACT, FINGERPRINT, hello, layout_of
+from syncer.reception import Decoding, Reception
+from tests.support.builders import CONTRACT, FINGERPRINT, hello, layout_of, syncer_policy
 from tests.support.processes import until
 from tests.support.support_net_wire import frame
 from tests.syncer.test_server import Caller, Door
 from yeto_torch.protocol.constants import MessageType
-from yeto_torch.protocol.messages import DataHello, Hello
+from yeto_torch.protocol.errors import PeerError
+from yeto_torch.protocol.messages import DataHello, FinalAck, Heartbeat, Hello, Message, PushFragment, decode_hello
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -169,8 +173,6 @@ def test_where_descriptors_are_few_strangers_get_a_quarter_for_each_purpose(monk
 def test_the_layout_of_a_hello_is_compared_as_bytes():
     raw = memoryview(of_bytes(100).payload())
     known = layout_of(*[1] * 7)
-    from yeto_torch.protocol.messages import decode_hello
-
     assert decode_hello(raw, known=known).layout is known
     other = layout_of(*[1] * 6, 2)
     found = decode_hello(raw, known=other)
@@ -181,3 +183,53 @@ def test_the_layout_of_a_hello_is_compared_as_bytes():
     assert len(decode_hello(memoryview(longer), known=known).layout) == 8
     assert struct.pack("<I", 7) in bytes(raw)
     assert FINGERPRINT + CONTRACT in bytes(raw)
+
+
+class Crowd:
+    """A group's inbound side whose actor has no time: what it is told, and how it says that it has dealt with one."""
+
+    def __init__(self, pipeline: int = 1) -> None:
+        self.told: list[ev.Event] = []
+        self.handled: list[Callable[[], None]] = []
+        said = hello(1, 1, layout_of(4))
+        policy = syncer_policy(2, pipeline=pipeline)
+        self.reception = Reception(
+            policy, torch.device("cpu"), self._post, Decoding(self._post), Member(1, 1), said, lambda _: None
+        )
+
+    def _post(self, event: ev.Event, _now: float, handled: Callable[[], None] | None) -> None:
+        assert handled is not None
+        self.told.append(event)
+        self.handled.append(handled)
+
+    def speak(self, message: Message, times: int) -> Thread:
+        """A reader with so many messages; it is held back where the limit is."""
+        reader = Thread(target=lambda: [self.reception.take(message, 0.0) for _ in range(times)], daemon=True)
+        reader.start()
+        return reader
+
+
+class TestInbox:
+    @pytest.mark.parametrize(
+        ("message", "limit"),
+        [(Heartbeat(1, 5), 64), (FinalAck(7), 64), (PushFragment(1, 0, 1, 1, 0, 1, 1, 1, bytes(16)), 4)],
+        ids=["heartbeats", "acknowledgements", "tensors"],
+    )
+    def test_a_reader_waits_until_the_actor_has_dealt_with_enough(self, message, limit):
+        crowd = Crowd(pipeline=1)
+        reader = crowd.speak(message, limit + 3)
+        until(lambda: len(crowd.told) == limit, "as many as may wait")
+        assert reader.is_alive()
+        for done in range(3):
+            crowd.handled[done]()
+            until(lambda n=done: len(crowd.told) == limit + n + 1, "one more for each that is done")
+        reader.join(20)
+        assert not reader.is_alive()
+
+    def test_a_refused_tensor_takes_no_place(self):
+        crowd = Crowd(pipeline=1)
+        nan = PushFragment(1, 0, 1, 1, 0, 1, 1, 1, struct.pack("<4f", 0, 0, 0, float("nan")))
+        for _ in range(20):
+            with pytest.raises(PeerError, match="not finite"):
+                crowd.reception.take(nan, 0.0)
+        assert not crowd.told

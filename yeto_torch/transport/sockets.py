@@ -27,7 +27,7 @@ clock = time.monotonic  # seconds; every time in this package is of this clock
 
 REFUSAL_S = 2.0  # to get an ERROR to a peer before its socket is closed
 _DRAIN_BYTES = 64 * 1024 * 1024  # what a closing socket reads and throws away at most
-_SCRATCH_BYTES = 256 * 1024
+_SCRATCH_BYTES = 32 * 1024
 _MAX_PARTS = 16  # parts per system call; a slice has at most three
 
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 15, 5, 6
