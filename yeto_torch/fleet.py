@@ -88,7 +88,10 @@ class Launch:
     def environment(self, run_id: str) -> dict[str, str]:
         """What every child gets on top of our own environment."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        env = {"OMP_NUM_THREADS": str(max(1, cores // self.learners))}  # N learners share the cores
+        env = {
+            "OMP_NUM_THREADS": str(max(1, cores // self.learners)),  # N learners share the cores
+            "PYTHONFAULTHANDLER": "1",  # a crash in native code has a traceback too
+        }
         env |= os.environ
         env |= {
             "PYTHONUNBUFFERED": "1",
