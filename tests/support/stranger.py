@@ -91,7 +91,7 @@ class Intruder:
         self.wires = [Wire(address, frame(1, hello(self.scene)))]
         for index in range(streams if attach is None else attach):
             self.wires.append(Wire(address, data_hello(self.scene.generation, index)))
-        self.wires[-1 if streams else 0].next(9 if streams else BCAST)  # nothing comes before it is admitted
+        self.wires[1 if streams else 0].next(9 if streams else BCAST)  # nothing comes before it is admitted
 
     @property
     def generation(self) -> int:
