@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash fuzz lint wheel notebooks clean
+.PHONY: help demo test crash hostile fuzz lint wheel notebooks clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ test: $(VENV)/.installed-test  ## the test suite (ARGS="-k name")
 
 crash: $(VENV)/.installed-test  ## a hundred SIGKILLs of syncers and learners in all (minutes)
 	@$(BIN)/python -m pytest tests/crash -m "crash or not crash" $(ARGS)
+
+hostile: $(VENV)/.installed-test  ## ten thousand connections a minute on a syncer in use (minutes)
+	@$(BIN)/python -m pytest tests/e2e -m hostile -s $(ARGS)
 
 TIME ?= 60
 fuzz: $(VENV)/.installed-fuzz  ## coverage-guided search for inputs that break a promise (TIME=seconds, ARGS=target)

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tests.protocol.hostile import Said, Scene, data_hello, hello
+from tests.protocol.hostile import LAYOUT, Said, Scene, data_hello, hello
 from tests.support.support_net_wire import frame
 from yeto_torch.protocol.constants import WireDType
+from yeto_torch.protocol.layout import WireLayout
 
 WAIT_S = 30.0
 _GENERATIONS = itertools.count(0x7000_0000_0000_0001)
@@ -86,9 +87,17 @@ class Wire:
 class Intruder:
     """A whole connection group of the stranger, admitted: every fragment has been broadcast to it."""
 
-    def __init__(self, address: str, dtype: WireDType, streams: int = 0, *, attach: int | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        dtype: WireDType,
+        streams: int = 0,
+        *,
+        attach: int | None = None,
+        layout: WireLayout = LAYOUT,
+    ) -> None:
         self.scene = Scene(dtype, streams, next(_GENERATIONS))
-        self.wires = [Wire(address, frame(1, hello(self.scene)))]
+        self.wires = [Wire(address, frame(1, hello(self.scene, layout=layout.encode(), count=len(layout))))]
         for index in range(streams if attach is None else attach):
             self.wires.append(Wire(address, data_hello(self.scene.generation, index)))
         self.wires[1 if streams else 0].next(9 if streams else BCAST)  # nothing comes before it is admitted
