@@ -14,10 +14,13 @@ from torch import nn
 from syncer.checkpoint.files import read_checkpoint
 from tests.support.files import final_state, saved
 from tests.support.learners import Learner, same_weights, training, wait_all
+from tests.support.peer import Peer
+from tests.support.processes import until
 from tests.support.proxy import Proxy
 from tests.support.replay import decode, to_bf16
 from tests.support.toy import flat, loss_of, toy
 from yeto_torch import YetoOuterOptimizer
+from yeto_torch.fragments import build_layout
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.messages import BcastFragment, PushFragment
 
@@ -67,8 +70,11 @@ def test_with_zero_gradients_while_a_push_is_away_one_learner_is_the_plain_optim
 
 @pytest.mark.parametrize(("dtype", "alphas"), [(WireDType.F32, (0.0, 0.0)), (WireDType.BF16, (0.0, 0.5))], ids=str)
 def test_free_running_learners_follow_the_rules_and_end_as_one(processes, dtype, alphas):
-    steps = 24
-    syncer = processes.syncer("schedule.sync_interval_steps=4", learners=2, total_steps=steps)
+    """A scripted third learner leaves in mid-round, so that one round is asked again of the two that stay."""
+    steps, left_at = 24, 8
+    syncer = processes.syncer("schedule.sync_interval_steps=4", "schedule.quorum=3", learners=3, total_steps=steps)
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in toy(0).named_parameters()]
+    third = Peer(syncer.address, 2, build_layout(shapes, fragments=3), dtype=dtype.name)
     with Proxy(syncer.address) as proxy:
         learners = [
             Learner(
@@ -84,17 +90,29 @@ def test_free_running_learners_follow_the_rules_and_end_as_one(processes, dtype,
             for learner_id, alpha in enumerate(alphas)
         ]
         with training(*learners):
+            for step in range(1, left_at):
+                pull = third.pull(step=step)
+                third.answer(pull, np.zeros(third.layout.fragments[pull.fragment].numel, np.float32))
+            third.pull(step=left_at)
+            until(lambda: len(_pushes(proxy, left_at)) == 2, "both answer the first attempt")
+            third.close()
             results = wait_all(learners)
         assert syncer.wait() == 0
+        twice = _pushes(proxy, left_at)
         layout = learners[0].optimizer.layout
         wire = list(proxy.messages(up=True)), list(proxy.messages(up=False))
     assert len(layout) == 3
+    for learner_id in (0, 1):  # what the first answer told is told again: nothing is lost with an attempt
+        first, again = sorted((p for p in twice if p.learner_id == learner_id), key=lambda push: push.attempt)
+        assert (first.attempt, again.attempt) == (1, 2)
+        assert again.base_version == first.base_version
+        assert again.c_steps == first.c_steps + again.local_step - first.local_step
 
     assert same_weights(*results, final_state(syncer.folder / "model.safetensors"), saved(syncer.checkpoint))
     assert [record.version for record in read_checkpoint(syncer.checkpoint).fragments] == [22, 23, 24]
-    first = flat(toy(0), layout)  # learner 0's weights
-    first = first if dtype is WireDType.F32 else [to_bf16(values) for values in first]
-    assert same_weights(first, *(learner.started for learner in learners))
+    start = flat(toy(0), layout)  # learner 0's weights
+    start = start if dtype is WireDType.F32 else [to_bf16(values) for values in start]
+    assert same_weights(start, *(learner.started for learner in learners))
 
     broadcasts = {}
     for _, message in wire[1]:
@@ -109,6 +127,10 @@ def test_free_running_learners_follow_the_rules_and_end_as_one(processes, dtype,
         common = learners[0].merged.keys() & learners[1].merged.keys()
         assert len(common) >= steps // 3
         assert all(learners[0].merged[key] == learners[1].merged[key] for key in common)
+
+
+def _pushes(proxy, step):
+    return [m for _, m in proxy.messages(up=True) if isinstance(m, PushFragment) and m.step == step]
 
 
 def _follow(learner, layout, dtype, alpha, broadcasts, pushes):

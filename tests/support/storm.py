@@ -102,6 +102,8 @@ class Storm:
         assert (folder / "checkpoint.final").read_text() == f"YETO_FINAL_V1\nglobal_step={total}\n"
         assert [line["step"] for line in self.syncer.merges()] == list(range(1, total + 1))
         assert not list(folder.glob(".*.tmp"))
+        # a learner that follows a syncer that was set back never claims to stand on a version that is no more
+        assert "future base" not in [line["reason"] for line in self.syncer.events("reject")]
 
     def close(self) -> None:
         self.peer.close()
