@@ -15,10 +15,12 @@ from safetensors import SafetensorError, safe_open
 
 from yeto_torch.folder import RunFolder
 from yeto_torch.fragments import clean_name
+from yeto_torch.protocol.constants import U64_MAX
 from yeto_torch.protocol.errors import StateError
-from yeto_torch.protocol.layout import Layout
+from yeto_torch.protocol.layout import Layout, Tensor
 
-_MARKER = re.compile(r"YETO_FINAL_V1\nglobal_step=(\d{1,20})\n")
+_MARKER = re.compile(rb"YETO_FINAL_V1\nglobal_step=(0|[1-9][0-9]{0,19})\n")
+_MARKER_LIMIT_BYTES = 64
 
 
 def load_final(model: torch.nn.Module, run_dir: str | os.PathLike[str], *, strict: bool = True) -> int:
@@ -52,7 +54,9 @@ def load_final(model: torch.nn.Module, run_dir: str | os.PathLike[str], *, stric
 
 def _marker_step(folder: RunFolder) -> int:
     try:
-        text = folder.marker.read_text(encoding="ascii", errors="replace")
+        _check_regular(folder.marker)
+        with folder.marker.open("rb") as file:
+            content = file.read(_MARKER_LIMIT_BYTES)
     except FileNotFoundError:
         raise StateError(
             f"{folder.path}: the run is not complete ({folder.marker.name} is missing); run the same command with the "
@@ -60,8 +64,8 @@ def _marker_step(folder: RunFolder) -> int:
         ) from None
     except OSError as error:
         raise StateError(f"{folder.marker}: {error.strerror or error}") from error
-    match = _MARKER.fullmatch(text)
-    if match is None:
+    match = _MARKER.fullmatch(content)
+    if match is None or int(match[1]) > U64_MAX:
         raise StateError(f"{folder.marker}: not a completion marker")
     return int(match[1])
 
@@ -69,6 +73,7 @@ def _marker_step(folder: RunFolder) -> int:
 def _read_state(folder: RunFolder, step: int, layout: Layout) -> dict[str, torch.Tensor]:
     """Parameter name -> f32 tensor of its shape, of exactly this step and layout."""
     try:
+        _check_regular(folder.state)
         with safe_open(folder.state, framework="pt") as file:
             metadata = file.metadata() or {}
             values = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - the file object is no dict
@@ -85,13 +90,25 @@ def _read_state(folder: RunFolder, step: int, layout: Layout) -> dict[str, torch
         for f, fragment in enumerate(layout.fragments)
         for i, tensor in enumerate(fragment.tensors)
     }
-    out = {}
-    for name, (alias, tensor) in named.items():
-        value = values.get(name, values.get(alias))
-        if value is None or value.numel() != tensor.numel:
-            raise StateError(f"{folder.state}: no tensor of {tensor.numel} values for {name!r}")
-        out[name] = value.reshape(tensor.shape)
-    return out
+    return {name: _value(folder, values, name, alias, tensor) for name, (alias, tensor) in named.items()}
+
+
+def _value(folder: RunFolder, values: dict[str, torch.Tensor], name: str, alias: str, tensor: Tensor) -> torch.Tensor:
+    """What the file holds for one parameter: under its name in its shape, or numbered and perhaps flat."""
+    value, shapes = values.get(name), [tensor.shape]
+    if value is None:
+        value, shapes = values.get(alias), [tensor.shape, (tensor.numel,)]
+    if value is None or value.dtype is not torch.float32 or tuple(value.shape) not in shapes:
+        raise StateError(f"{folder.state}: no f32 tensor of {tensor.numel} values for {name!r}, shape {tensor.shape}")
+    if not bool(torch.isfinite(value).all()):
+        raise StateError(f"{folder.state}: {name!r} holds a value that is not finite")
+    return value.reshape(tensor.shape)
+
+
+def _check_regular(path: Path) -> None:
+    """Opening a pipe would wait for its other end. Raises StateError; a file that is not there is the caller's."""
+    if path.exists() and not path.is_file():
+        raise StateError(f"{path}: not a regular file")
 
 
 def _targets(model: torch.nn.Module, layout: Layout, *, strict: bool) -> dict[str, torch.nn.Parameter]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from yeto_torch.protocol.errors import RunError
 
+_RUN_ID_LIMIT = 200  # characters
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -57,7 +59,8 @@ class RunFolder:
         """Create the folder, keep other launchers out of it, and give its run id, a new one in a new folder.
 
         The run id decides whether a checkpoint may be continued, so starting again in the same folder resumes its run.
-        Raises RunError when another launcher works in the folder, OSError when it cannot be written.
+        Raises RunError when another launcher works in the folder or its run id is damaged, OSError when it cannot be
+        written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "run_id").open("a+", encoding="utf-8") as file:
@@ -66,7 +69,12 @@ class RunFolder:
             except BlockingIOError:
                 raise RunError(f"run folder {self.path} is in use by another launcher") from None
             file.seek(0)
-            run_id = file.read().strip()
+            try:
+                run_id = file.read(_RUN_ID_LIMIT + 2).strip()
+            except UnicodeDecodeError:
+                run_id = "\0"
+            if len(run_id) > _RUN_ID_LIMIT or not run_id.isprintable():
+                raise RunError(f"run folder {self.path}: run_id must be one line of at most {_RUN_ID_LIMIT} characters")
             if not run_id:
                 run_id = secrets.token_hex(8)
                 file.write(run_id + "\n")
