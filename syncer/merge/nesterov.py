@@ -2,6 +2,9 @@
 
     buf <- mu * buf + d        theta <- theta - lr * (d + mu * buf)
 
+Parameters stop at 2^100, the largest magnitude that may travel: what lawful but absurd answers make of a model must
+still be a broadcast that every learner takes. No other run ever comes near it.
+
 Every product and every sum is rounded by itself (see ``pieces``): the bits are then the same on every processor, and
 those of ``torch.optim.SGD(nesterov=True)`` wherever that does not fuse them.
 
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 
 from syncer.merge import pieces
+from yeto_torch.protocol.constants import MAX_MAGNITUDE
 from yeto_torch.protocol.errors import LocalError, RunError
 
 _SAFE = 2.0**126  # magnitudes bounded by this cannot reach infinity by rounding
@@ -38,18 +42,21 @@ def nesterov_step(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float,
     peak = pieces.largest(gradient)
     if not math.isfinite(peak):
         raise RunError("the merged outer gradient is not finite")
-    if not _cannot_overflow(params, momentum, peak, lr, mu) and not _stays_finite(params, momentum, gradient, lr, mu):
+    bound = _bound(params, momentum, peak, lr, mu)
+    if not bound < _SAFE and not _stays_finite(params, momentum, gradient, lr, mu):
         raise RunError("the outer step would make parameters or momentum non-finite")
     room = pieces.scratch(params)
     for p, m, d in pieces.pieces(params, momentum, gradient):
         _advance(p, m, d, lr, mu, room[: d.numel()])
+        if not bound < MAX_MAGNITUDE:
+            p.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)
 
 
-def _cannot_overflow(params: Tensor, momentum: Tensor, peak: float, lr: float, mu: float) -> bool:
-    """Whether the largest magnitudes alone rule overflow out, as they do in any run that is not being attacked."""
+def _bound(params: Tensor, momentum: Tensor, peak: float, lr: float, mu: float) -> float:
+    """No value in the step can be larger, rounding aside: by the largest magnitudes alone. NaN where one is."""
     buffer = abs(mu) * pieces.largest(momentum) + peak
     update = abs(lr) * (peak + abs(mu) * buffer)
-    return max(buffer, peak + abs(mu) * buffer, update) + pieces.largest(params) < _SAFE  # False on NaN
+    return max(buffer, peak + abs(mu) * buffer, update) + pieces.largest(params)
 
 
 def _stays_finite(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> bool:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from syncer.merge import nesterov_step, pieces
 from tests.support import merge_oracle as oracle
 from tests.support.sgd_oracle import compare_with_sgd
+from yeto_torch.protocol import codec
 from yeto_torch.protocol.errors import LocalError, RunError
 
 TOP = float(torch.finfo(torch.float32).max)
@@ -136,3 +137,15 @@ def test_a_large_step_that_stays_finite_is_taken(state):
 def test_tensors_that_do_not_match(shapes):
     with pytest.raises(LocalError, match="flat tensors of one length"):
         nesterov_step(*(torch.ones(shape) for shape in shapes), 0.7, 0.9)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_lawful_giants_never_make_a_state_that_may_not_be_broadcast(sign):
+    params, momentum = torch.zeros(5), torch.zeros(5)
+    for _ in range(50):
+        nesterov_step(params, momentum, torch.full((5,), sign * 2.0**100), 0.7, 0.9)
+        codec.check_finite(params)
+        assert bool(torch.isfinite(momentum).all())
+    assert params.tolist() == [-sign * 2.0**100] * 5
+    nesterov_step(params, momentum, torch.full((5,), -sign * 2.0**99), 0.7, 0.0)
+    assert bool((params.abs() < 2.0**100).all()), "it comes back"

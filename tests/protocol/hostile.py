@@ -480,7 +480,7 @@ def _pushes() -> Iterator[Attack]:
     )
     yield _group(
         "PUSH of values that only just may be",
-        lambda s: frame(4, push(s, c_tokens=0, data=spoilt(s, 2.0**100))),
+        lambda s: frame(4, push(s, c_tokens=TOP, data=spoilt(s, 2.0**100))),
         ends=Ends.ALIVE,
         asked=True,
         dtypes=plain,

@@ -8,6 +8,7 @@ from tests.protocol.hostile import CONTRACT, FINGERPRINT, LAYOUT, LEARNERS
 from tests.support.peer import Peer
 from tests.support.processes import Processes, Syncer
 from tests.support.stranger import descriptors, status
+from yeto_torch.protocol.codec import as_tensor, check_finite
 from yeto_torch.protocol.constants import MergeMode, WireDType
 from yeto_torch.protocol.layout import Fragment, Layout, Tensor
 from yeto_torch.protocol.messages import BcastFragment
@@ -63,7 +64,9 @@ class Run:
             pull = peer.pull(step=self.step)
             peer.answer(pull, np.zeros(self.layout.fragments[pull.fragment].numel, np.float32))
         for peer in self.peers[:2]:
-            peer.next(BcastFragment, version=self.step)
+            message = peer.next(BcastFragment, version=self.step)
+            numel, bulk = self.layout.fragments[message.fragment].numel, self.dtype.bulk
+            check_finite(as_tensor(message.data, numel, bulk))  # as every learner does before it adopts
             del peer.seen[:-8]
             peer._taken.clear()
 
