@@ -118,8 +118,8 @@ class Admission:
             return f"wire dtype {hello.dtype.name.lower()}, this session uses {pinned.dtype.name.lower()}"
         if hello.layout != pinned.layout:
             return (
-                f"another model: {len(hello.layout)} fragments of {sum(hello.layout.numels)} values, this session has "
-                f"{len(pinned.layout)} of {sum(pinned.layout.numels)} (fingerprint {_short(hello.fingerprint)}, "
+                f"another model: {sum(hello.layout.numels)} values in {_fragments(hello.layout)}, this session has "
+                f"{sum(pinned.layout.numels)} in {_fragments(pinned.layout)} (fingerprint {_short(hello.fingerprint)}, "
                 f"contract {_short(hello.contract)}; session {_short(pinned.fingerprint)}, {_short(pinned.contract)})"
             )
         if hello.fingerprint != pinned.fingerprint:
@@ -134,3 +134,7 @@ class Admission:
 
 def _short(digest: bytes) -> str:
     return digest.hex()[:12]
+
+
+def _fragments(layout: WireLayout) -> str:
+    return "1 fragment" if len(layout) == 1 else f"{len(layout)} fragments"

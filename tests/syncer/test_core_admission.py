@@ -83,8 +83,8 @@ def test_a_refused_identity_leaves_the_pinned_one(fault):
     ("fields", "words"),
     [
         ({"dtype": WireDType.Q4}, "wire dtype q4, this session uses f32"),
-        ({"layout": layout_of(4, 5)}, "another model: 2 fragments of 9 values, this session has 2 of 8"),
-        ({"layout": layout_of(8)}, "another model: 1 fragments of 8 values"),
+        ({"layout": layout_of(4, 5)}, "another model: 9 values in 2 fragments, this session has 8 in 2 fragments"),
+        ({"layout": layout_of(8)}, "another model: 8 values in 1 fragment"),
         ({"layout": layout_of(4, 4, mode=MergeMode.RDA)}, "another model"),
         ({"fingerprint": OTHER}, "names, order or shapes differ"),
         ({"contract": OTHER}, "another run: contract 333333333333, this session is 222222222222"),
