@@ -184,7 +184,7 @@ def test_learners_of_another_model_or_run_are_refused_with_the_reason_and_distur
     assert theirs in (told := refusal(Renamed(), same, wire_dtype="f32"))
     assert "the sizes are equal but tensor names, order or shapes differ" in told
     assert "another model" in (told := refusal(nn.Linear(5, 2), same, wire_dtype="f32"))
-    assert "1 fragments of 12 values" in told
+    assert "12 values in 1 fragment" in told
     other = b"\x0b" * 32
     told = refusal(nn.Linear(3, 2), other, wire_dtype="f32")
     assert "another run" in told
