@@ -8,6 +8,7 @@ code are minimised and written to ``corpus/``, where the test suite replays them
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -52,7 +53,9 @@ def _fuzz(name: str, seconds: int, *, keep: bool) -> bool:
         for number, data in enumerate([*seeds.seeds()[name], *seeds.kept(name)]):
             (start / str(number)).write_bytes(data)
         print(f"{name}: {seconds} s", flush=True)
-        done = _run(name, [*LIMITS, f"-max_total_time={seconds}", f"-artifact_prefix={folder}/find-", found, start])
+        done = _run(
+            name, folder, [*LIMITS, f"-max_total_time={seconds}", f"-artifact_prefix={folder}/find-", found, start]
+        )
         said = done.stderr.decode(errors="replace").splitlines()
         if done.returncode:
             print("\n".join(said[-60:]))
@@ -111,9 +114,12 @@ def _arcs(target: Callable[[bytes], None], data: bytes) -> set[tuple[str, int, i
     return arcs
 
 
-def _run(name: str, arguments: list[str | Path]) -> subprocess.CompletedProcess[bytes]:
+def _run(name: str, folder: str, arguments: list[str | Path]) -> subprocess.CompletedProcess[bytes]:
+    """The search ends its process hard, so what it writes lies in ``folder``, which goes with us."""
     command = [sys.executable, "-m", "tests.fuzz.run", "--child", name, *map(str, arguments)]
-    return subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, check=False)
+    return subprocess.run(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": folder}, check=False
+    )
 
 
 def _search(name: str, arguments: list[str]) -> None:

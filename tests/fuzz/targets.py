@@ -7,9 +7,10 @@ hypothesis and by the kept corpus (``test_corpus.py``).
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
-import os
+import shutil
 import struct
 import tempfile
 from collections.abc import Callable
@@ -55,7 +56,8 @@ LAYOUT = Layout(
 )
 KEY = b"a key"
 _UP, _DOWN = Direction.TO_SYNCER, Direction.TO_LEARNER
-_SCRATCH = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()) / f"yeto-fuzz-{os.getpid()}"
+_SCRATCH = Path(tempfile.mkdtemp(prefix="yeto-fuzz-"))
+atexit.register(shutil.rmtree, _SCRATCH, ignore_errors=True)
 
 
 # --------------------------------------------------------------------------------------------------------- the wire
@@ -370,7 +372,6 @@ def checkpoint(data: bytes) -> None:
 
 
 def _scratch(name: str, data: bytes) -> Path:
-    _SCRATCH.mkdir(exist_ok=True)
     path = _SCRATCH / name
     path.write_bytes(data)
     return path
