@@ -55,6 +55,9 @@ HEARTBEAT_S = 5.0
 DIAL_TIMEOUT_S = 10.0
 LAST_WORD_S = 0.5
 RELEASE_S = 5.0  # how long a finished learner waits for SHUTDOWN
+# For the threads of a closed connection to end, which takes milliseconds. They are waited for because one that lets go
+# of a tensor while the interpreter goes down aborts the process.
+THREADS_S = 5.0
 _CLOSED_HERE = "closed here"  # the reason of a group that we closed
 
 clock = time.monotonic
@@ -185,10 +188,12 @@ class Link:
             session.leave()
             group = self._retire()
             self._wake()
+            dialling = self._traffic.groups == 0
         if group is not None:
             group.close()
+            group.join(THREADS_S)
         if self._thread.is_alive() and self._thread is not current_thread():
-            self._thread.join(1.0)  # it may be dialling; it is a daemon and ends with that
+            self._thread.join(1.0 if dialling else THREADS_S)  # it is a daemon, and ends when its dialling does
         atexit.unregister(self._at_exit)
 
     @property
@@ -368,6 +373,7 @@ class Link:
             self.session.detached()
             self._outbox.clear()
             self._retire()
+        group.join(THREADS_S)
 
     def _retire(self) -> Group | None:
         """Count the group's bytes for good and let go of it. Under the lock."""
