@@ -272,7 +272,7 @@ class Budgeted(threading.Thread):
         self.model, self.learner_id, self.tokens = toy(learner_id, width=4), learner_id, tokens
         self._address, self._config = address, config
         self.frozen, self.layout, self.error = None, None, None
-        self.reconnects = 0
+        self.reconnects, self.still_running = 0, []
         self.start()
 
     def run(self):
@@ -303,6 +303,8 @@ class Budgeted(threading.Thread):
             self.layout = optimizer.layout
             self.frozen = flat(self.model, optimizer.layout)
             optimizer.finish()
+            own = f"learner {self.learner_id}-"  # what its connections' threads are called
+            self.still_running = [t.name for t in threading.enumerate() if t.name.startswith(own)]
             self.reconnects = optimizer.stats.reconnects
 
     def ended(self):
@@ -345,4 +347,5 @@ def test_real_learners_are_consolidated_from_what_they_froze(processes, learners
         assert np.abs(merged).max() > 1e-3, "the learners have moved"
         for final in finals:
             np.testing.assert_allclose(final[fragment], expected, rtol=1e-4, atol=1e-5)
+    assert not [name for learner in fleet for name in learner.still_running], "a process may exit behind finish()"
     assert all(learner.reconnects == 1 for learner in fleet)
