@@ -37,6 +37,7 @@ class Faults:
     def __init__(self, world: World, scenario: Scenario) -> None:
         self._world, self._scenario, self._chances = world, scenario, scenario.chances
         self.left = scenario.faults
+        self._ending = False
         self.syncer: SyncerNode | None = None
         self.learners: dict[int, LearnerNode] = {}
         world.spawn(self._background())
@@ -58,6 +59,8 @@ class Faults:
             if self.calm:
                 return
             self.trouble(self._world.rng.randrange(len(self._scenario.learners)))
+            if self._scenario.never_back is not None and self._world.rng.random() < 0.5:
+                self.learners[self._scenario.never_back].kill()
             process = self.syncer.process if self.syncer is not None else None
             if process is not None and self._strikes(self._chances.interrupt):
                 process.tell("SIGTERM")
@@ -67,6 +70,8 @@ class Faults:
 
     def handled(self, event: ev.Event) -> None:
         """An event is about to be settled: the K-th answer and its neighbours are dangerous."""
+        if isinstance(event, ev.AckArrived) and self._strikes(self._chances.final / 2):
+            raise CrashError("at an acknowledgement")
         if isinstance(event, ev.PushArrived | ev.AckArrived | ev.GroupLost):
             if self._strikes(self._chances.crash):
                 raise CrashError(f"at {type(event).__name__}")
@@ -87,6 +92,8 @@ class Faults:
     def behind(self, effect: fx.Effect) -> None:
         """An effect was done."""
         match effect:
+            case fx.Drain():
+                self._the_end_is_near()
             case fx.SendPull(member) | fx.SendCut(member) | fx.SendShutdown(member):
                 self.trouble(member.learner_id)
             case fx.Broadcast():
@@ -94,6 +101,14 @@ class Faults:
                     self.trouble(member.learner_id)
         if isinstance(effect, _DANGEROUS) and self._strikes(self._chances.crash):
             raise CrashError(f"behind {type(effect).__name__}")
+
+    def _the_end_is_near(self) -> None:
+        """The final cut is short, and every moment of it is dangerous: there is some trouble left for it."""
+        self._ending = True
+        if self._chances.final and self._world.now < self._scenario.calm_at:
+            self.left += self._world.rng.choice([1, 3])
+        for learner_id in range(len(self._scenario.learners)):
+            self.trouble(learner_id)
 
     # ------------------------------------------------------------------ at the learners
 
@@ -103,7 +118,8 @@ class Faults:
         if learner is None or learner.over:
             return
         rng, chances = self._world.rng, self._chances
-        if learner.connection is not None and self._strikes(chances.cut):
+        cut = max(chances.cut, chances.final) if self._ending else chances.cut
+        if learner.connection is not None and self._strikes(cut):
             connection = learner.connection
             late = rng.choice([connection.learner, connection.syncer]) if rng.random() < chances.half_open else None
             learner.tell("CUT" + ("" if late is None else f", the {late.name} notices late"))
@@ -116,6 +132,10 @@ class Faults:
             learner.freeze(rng.choice([1.0, 8.0, 20.0]))
         elif self._strikes(chances.kill):
             learner.kill()
+
+    def silly(self, often: float = 1.0) -> bool:
+        """Does a learner say something now that must not count?"""
+        return self._strikes(min(1.0, often * self._chances.silly))
 
     def arrival(self, deadline: float | None) -> float:
         """The earliest moment an answer may arrive: now and then its deadline, or a tick beside it."""

@@ -7,6 +7,7 @@ after a power cut, and what the parameters must be if the tape is replayed from 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from yeto_torch.protocol import codec
 from yeto_torch.protocol.messages import PushFragment
 
 Bits = tuple[int, bytes, bytes]  # version, parameters, momentum of one fragment
+Key = tuple[Member, int, int]  # an answer: who, step, attempt
 Ledger = dict[int, tuple[int, int, int]]  # merges, steps, tokens of each learner
 
 
@@ -36,7 +38,7 @@ class Attempt:
     number: int
     members: list[Member]
     launched_at: float
-    answers: list[Member] = field(default_factory=list)
+    answers: dict[Member, PushFragment] = field(default_factory=dict)
     expired: bool = False
 
 
@@ -45,6 +47,7 @@ class Round:
     """A round in flight as the judge sees it."""
 
     step: int
+    fragment: int
     base_version: int
     attempts: list[Attempt] = field(default_factory=list)
     merged: fx.Merge | None = None
@@ -58,7 +61,8 @@ class Judge:
         self._wire = scenario.layout.wire
         self._fragments = len(scenario.layout)
         # over the whole life of the run
-        self.pushes: dict[tuple[Member, int, int], PushFragment] = {}
+        self.pushes: set[Key] = set()  # honest answers
+        self.silly: set[tuple[int, int, int]] = set()  # (learner id, step, attempt) of answers that should not count
         self.states: dict[int, list[Bits]] = {}  # by step, the present lineage
         self.ledgers: dict[int, Ledger] = {0: {}}
         self.durable: int | None = None  # the newest step whose checkpoint was reported written
@@ -84,6 +88,7 @@ class Judge:
         self.marked = self.cutting = False
         self.decided_at = self._world.now  # the time the coordinator was told
         self._inbox: deque[tuple[Any, float]] = deque()
+        self._said: dict[int, PushFragment] = {}
 
     def claim(self, holds: bool, sentence: str) -> None:
         """Something that must be so."""
@@ -115,7 +120,7 @@ class Judge:
             case ev.GroupLost(member):
                 self._gone(member)
             case ev.PushArrived():
-                self._answered(event, stamp)
+                self._answered(event, self._said.pop(id(event)), stamp)
             case ev.AckArrived(member, step):
                 if member in self.live and self.cut.get(member) == step:
                     self.acked.setdefault(member.learner_id, member)
@@ -128,15 +133,22 @@ class Judge:
             del self.current[member.learner_id]
         self._owed = {owed for owed in self._owed if owed[0] != member}
 
-    def _answered(self, push: ev.PushArrived, stamp: float) -> None:
+    def heard_at_the_door(self, event: ev.PushArrived, push: PushFragment) -> None:
+        """An answer has arrived as these bytes."""
+        self._said[id(event)] = push
+
+    def _answered(self, push: ev.PushArrived, said: PushFragment, stamp: float) -> None:
+        """The first valid answer of a member counts, whatever comes later."""
         round_ = self.rounds.get(push.step)
         if push.member not in self.live or round_ is None:
             return
         attempt = round_.attempts[-1]
         in_time = stamp < attempt.launched_at + self._policy.schedule.quorum_timeout_s
-        asked = push.attempt == attempt.number and push.member in attempt.members
-        if asked and in_time and push.member not in attempt.answers:
-            attempt.answers.append(push.member)
+        asked = push.attempt == attempt.number and push.member in attempt.members and push.fragment == round_.fragment
+        at_quorum = len(attempt.answers) >= min(self._policy.schedule.quorum, len(attempt.members))
+        valid = asked and (in_time or at_quorum) and not attempt.expired and push.base_version <= round_.base_version
+        if valid and round_.merged is None:
+            attempt.answers.setdefault(push.member, said)
 
     def ordered(self, effect: fx.Effect, disk: SimDisk) -> None:  # noqa: C901 - one flat table of promises
         """The coordinator orders something; it has not been done yet."""
@@ -154,7 +166,9 @@ class Judge:
             case fx.Note("retry", fields):
                 self._expired(int(fields["step"]), int(fields["attempt"]))
             case fx.Note("reject", fields) if fields["what"] == "push":
-                self.claim(fields["reason"] in ("out of round", "duplicate"), f"an honest answer was: {fields}")
+                is_silly = (fields["id"], fields["step"], fields["attempt"]) in self.silly
+                ordinary = fields["reason"] in ("out of round", "duplicate")
+                self.claim(ordinary or is_silly, f"an honest answer was: {fields}")
             case fx.Broadcast():
                 self._broadcast(effect, disk)
             case fx.Drain():
@@ -198,7 +212,7 @@ class Judge:
         self.claim(self.current.get(pull.member.learner_id) == pull.member, f"PULL to {pull.member}, not current")
         told = [version for fragment, version in self.heard[pull.member] if fragment == pull.fragment]
         self.claim(bool(told), f"PULL of fragment {pull.fragment} to {pull.member} before any broadcast of it")
-        round_ = self.rounds.setdefault(pull.step, Round(pull.step, self._version(pull.fragment)))
+        round_ = self.rounds.setdefault(pull.step, Round(pull.step, pull.fragment, self._version(pull.fragment)))
         self._check_window(pull)
         newest = round_.attempts[-1].number if round_.attempts else 0
         if pull.attempt != newest:
@@ -263,9 +277,9 @@ class Judge:
         k = min(self._policy.schedule.quorum, len(attempt.members))
         self.claim(len(members) >= k, f"{name} is merged with {len(members)} answers, K is {k}")
         for response, weight in zip(merge.responses, merge.weights, strict=True):
-            sent = self.pushes.get((response.member, merge.step, attempt.number))
+            sent = attempt.answers.get(response.member)
             self.claim(response.attempt == attempt.number, f"{name} counts an answer to attempt {response.attempt}")
-            self.claim(sent is not None, f"{name} counts an answer that {response.member} never gave")
+            self.claim(sent is not None, f"{name} counts an answer of {response.member} that must not count")
             assert sent is not None
             self.claim(response.base_version <= round_.base_version, f"{name} counts a base from the future")
             self.claim(weight == sent.c_tokens**2 / sent.c_steps, f"{name}: weight {weight} of {response.member}")
@@ -288,8 +302,8 @@ class Judge:
         """The state must equal, bit for bit, a replay of the round from the bytes that the learners sent."""
         round_ = self.rounds[step]
         assert round_.merged is not None
-        number = round_.attempts[-1].number
-        sent = [self.pushes[m, step, number] for m in sorted(r.member for r in round_.merged.responses)]
+        answers = round_.attempts[-1].answers
+        sent = [answers[member] for member in sorted(r.member for r in round_.merged.responses)]
         numel, dtype = self._wire.numels[fragment], self._scenario.dtype
         deltas = [codec.decode(push.data, numel, dtype) for push in sent]
         twin = self._revive(self.states[step - 1])
@@ -393,6 +407,13 @@ class Judge:
         self.claim(member.learner_id in self.expected, f"the cut to {member}, which was not there at the freeze")
         self.cut[member] = step
 
+    def explained(self, text: str) -> None:
+        """The coordinator says what it waits for."""
+        self.claim(bool(text) and not text.endswith((" ", "learner", "learners")), f"waiting_for says {text!r}")
+        if text.startswith("final cut"):
+            named = [int(word) for word in re.findall(r"\d+", text)]
+            self.claim(named == self._missing(), f"it says {text!r}, missing are {self._missing()}")
+
     def _missing(self) -> list[int]:
         return [learner_id for learner_id in self.expected if learner_id not in self.acked]
 
@@ -446,7 +467,7 @@ class Judge:
         """A learner sends an answer."""
         key = (member, push.step, push.attempt)
         self.claim(key not in self.pushes, f"{member} answers round {push.step} attempt {push.attempt} twice")
-        self.pushes[key] = push
+        self.pushes.add(key)
 
     def final_bytes(self) -> list[bytes]:
         """The authoritative parameters of every fragment."""

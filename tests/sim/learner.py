@@ -7,6 +7,7 @@ acknowledgement, redial. Beside it stands a twin that remembers anchors and coun
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from syncer.core.events import Member
 from tests.sim.faults import Faults
 from tests.sim.judge import Judge
 from tests.sim.network import Connection
-from tests.sim.scenario import Scenario
+from tests.sim.scenario import WHOLE, Scenario
 from tests.sim.syncer import SyncerNode
 from tests.sim.wire import ByteConnection
 from tests.sim.world import SafetyError, Task, Thread, Wait, World
@@ -31,10 +32,13 @@ from yeto_torch.protocol.limits import GroupLimits
 from yeto_torch.protocol.messages import (
     BcastFragment,
     FinalAck,
+    FinalFragment,
+    FinalManifest,
     Heartbeat,
     Hello,
     InitParams,
     Message,
+    PullReq,
     PushFragment,
 )
 
@@ -42,6 +46,7 @@ HEARTBEAT_S, RELEASE_S = 5.0, 5.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
 _ENCODE_S = 0.002
 _NOISES = 50
+_ACK_S = 3.0  # within which a whole cut is installed and acknowledged, slow steps included
 
 
 class LearnerNode:
@@ -138,6 +143,9 @@ class LearnerProcess:
         self._anchors: dict[int, tuple[int, bytes, int, int]] = {}
         self._adopted: dict[int, int] = {}
         self._installed = False
+        self._cut: set[int] = set()  # fragments of the final cut on this connection; -1 is the manifest
+        self._acked_on = 0
+        self._last_push: PushFragment | None = None
         self._trainer: Task = self._world.spawn(self._train())
         self._world.after(0.0, self._dial)
 
@@ -272,7 +280,7 @@ class LearnerProcess:
             alpha = np.float32(self._scenario.alpha)
             wanted = alpha * before + (np.float32(1) - alpha) * wanted
         self._claim(
-            np.allclose(self._flat(fragment), wanted, rtol=1e-6, atol=1e-7), f"version {version} adopted wrongly"
+            np.allclose(self._flat(fragment), wanted, rtol=1e-6, atol=1e-6), f"version {version} adopted wrongly"
         )
         self._claim(adopt.write is not Write.KEEP, "nothing froze it")
         self._anchors[fragment] = (version, raw, self.local_step, self.tokens)
@@ -323,6 +331,23 @@ class LearnerProcess:
             self._redial()
             return
         self._generation = self._node.fresh_generation()
+        connection, hello = self._new_connection(self._generation)
+        generation = self._generation
+        self.connection = connection
+        connection.learner.on_message = lambda message: self._received(generation, message)
+        connection.learner.on_closed = lambda reason, error: self._later(0.0, self._lost, generation, reason, error)
+        self._outbox.clear()
+        self._on_their_way.clear()
+        self._adopted.clear()
+        self._cut.clear()
+        self.session.attached(generation)
+        self.tell(f"dials, generation {generation:x}")
+        connection.hello(hello, lambda said: self._node.syncer.knock(connection, said))
+        for fragment in sorted(self.session.unseen & self._inits.keys()):
+            connection.learner.send(InitParams(fragment, self._inits[fragment]))
+        self._later(HEARTBEAT_S, self._beat, generation)
+
+    def _new_connection(self, generation: int) -> tuple[Connection, Hello]:
         wire, scenario = self._layout.wire, self._scenario
         if scenario.bytes_level:
             limits = {
@@ -336,7 +361,7 @@ class LearnerProcess:
             connection = Connection(self._world, scenario.streams, scenario.latency_s)
         hello = Hello(
             self._id,
-            self._generation,
+            generation,
             self._dtype,
             wire,
             self._layout.fingerprint,
@@ -344,19 +369,7 @@ class LearnerProcess:
             None,
             scenario.streams,
         )
-        generation = self._generation
-        self.connection = connection
-        connection.learner.on_message = lambda message: self._received(generation, message)
-        connection.learner.on_closed = lambda reason, error: self._later(0.0, self._lost, generation, reason, error)
-        self._outbox.clear()
-        self._on_their_way.clear()
-        self._adopted.clear()
-        self.session.attached(generation)
-        self.tell(f"dials, generation {generation:x}")
-        connection.hello(hello, lambda said: self._node.syncer.knock(connection, said))
-        for fragment in sorted(self.session.unseen & self._inits.keys()):
-            connection.learner.send(InitParams(fragment, self._inits[fragment]))
-        self._later(HEARTBEAT_S, self._beat, generation)
+        return connection, hello
 
     def _redial(self) -> None:
         self._later(min(LAST_PAUSE_S, self._pause_s * self._world.rng.uniform(1.0, 1.5)), self._dial)
@@ -374,10 +387,23 @@ class LearnerProcess:
             self.session.received(message)
         except PeerError as violation:
             raise SafetyError(f"learner {self._id} finds the syncer in violation: {violation}") from violation
+        if isinstance(message, PullReq) and self._node.faults.silly():
+            self._clone(message)
+        if isinstance(message, FinalFragment | FinalManifest):
+            self._cut.add(getattr(message, "fragment", -1))
+            if len(self._cut) > len(self._layout):
+                self._later(_ACK_S, self._must_have_acked, generation, self._awake_at)
         if isinstance(message, BcastFragment):
             self._inits.pop(message.fragment, None)
             self._pause_s = FIRST_PAUSE_S
         self._wake()
+
+    def _must_have_acked(self, generation: int, awake_at: float) -> None:
+        """The whole cut came on this connection some time ago."""
+        if self._awake_at > awake_at:  # it was stopped meanwhile
+            self._later(_ACK_S, self._must_have_acked, generation, self._awake_at)
+        elif self.connection is not None and generation == self._generation:
+            self._claim(self._acked_on == generation, "holds the whole cut and does not acknowledge it")
 
     def _lost(self, generation: int, reason: str, error: str | None) -> None:
         if generation != self._generation or self.connection is None:
@@ -406,7 +432,7 @@ class LearnerProcess:
             self.session.ack_started()
             self._claim(self._installed, "acknowledges a cut it has not installed")
             self.tell(f"acknowledges step {step}")
-            self._node.ack_boot = self._node.boots
+            self._node.ack_boot, self._acked_on = self._node.boots, generation
             end.send(FinalAck(step), lambda: self._ack_sent(generation))
             self._node.faults.trouble(self._id)
         for fragment in [f for f in self._outbox if f not in self._on_their_way]:
@@ -439,7 +465,46 @@ class LearnerProcess:
         deadline = self._judge.deadline_of(pull.step, pull.attempt)
         not_before = self._node.faults.arrival(deadline)
         self.connection.learner.send(push, lambda: self._push_left(generation, pull.fragment), not_before)
+        self._last_push = push
+        if self._node.faults.silly():
+            self._say_silly(self._world.rng.choice(["again", "early", "late", "future"]))
         self._node.faults.trouble(self._id)
+
+    def _clone(self, pull: PullReq) -> None:
+        """Another process with our name connects, is current from then on, and answers what only we were asked."""
+        connection, hello = self._new_connection(self._node.fresh_generation())
+        data = bytes(self._layout.wire.nbytes(pull.fragment, self._dtype))
+        push = PushFragment(self._id, pull.fragment, pull.step, pull.attempt, 0, self.local_step, 1, 5, data)
+        self._judge.silly.add((self._id, pull.step, pull.attempt))
+        self.tell(f"is cloned, generation {hello.generation:x}, which answers {pull.step}.{pull.attempt}")
+        connection.hello(hello, lambda said: self._node.syncer.knock(connection, said))
+        connection.learner.send(push)
+        self._world.after(self._world.rng.uniform(1.0, 3.0), self._end_of_clone, connection)
+
+    def _end_of_clone(self, clone: Connection) -> None:
+        """Both lines end: superseded, we should not be asked again on ours."""
+        clone.learner.close()
+        if self.connection is not None:
+            self.connection.cut()
+
+    def _say_silly(self, how: str) -> None:
+        """What a strange or confused client may send: it must be rejected, and change nothing."""
+        push, rng = self._last_push, self._world.rng
+        pieces = self._scenario.bytes_level and self._scenario.slice_bytes < WHOLE
+        if push is None or self.connection is None or pieces:  # in pieces, more pushes than lawful would be a violation
+            return
+        if how == "again":
+            numel = self._layout.wire.numels[push.fragment]
+            other = codec.encode(torch.full((numel,), 7.0), self._dtype)
+            push = replace(push, data=bytes(other), c_tokens=push.c_tokens + 1)
+        elif how in ("early", "late"):
+            push = replace(push, attempt=max(1, push.attempt + (1 if how == "early" else -1)))
+        elif how == "future":
+            push = replace(push, base_version=push.base_version + rng.choice([1, 1000]))
+        self._judge.silly.add((self._id, push.step, push.attempt))
+        self.tell(f"says {push.step}.{push.attempt} once more ({how})")
+        end = self.connection.learner
+        self._later(rng.choice([0.0, 0.1, 2.0]), end.send, push)
 
     def _push_left(self, generation: int, fragment: int) -> None:
         if generation == self.session.generation:

@@ -37,6 +37,8 @@ class Pipe:
         if self._sealed:
             return
         delay_s = self._latency_s * self._world.rng.choice([0.5, 1.0, 1.0, 3.0])
+        if self._world.rng.random() < (0.02 if isinstance(item, bytes) else 0.15):
+            delay_s += self._world.rng.uniform(0.0, 0.6)  # a retransmission
         self._items.append((item, max(self._world.now + delay_s, not_before)))
         self._pump()
 
