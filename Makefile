@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test crash hostile fuzz lint wheel notebooks clean
+.PHONY: help demo test sim crash hostile fuzz lint wheel notebooks clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -15,6 +15,10 @@ demo: $(VENV)/.installed-demo  ## train real digits with a syncer and two learne
 
 test: $(VENV)/.installed-test  ## the test suite (ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
+
+SEEDS ?= 1000
+sim: $(VENV)/.installed-test  ## many seeds of the simulated world (SEEDS=5000)
+	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
 crash: $(VENV)/.installed-test  ## a hundred SIGKILLs of syncers and learners in all (minutes)
 	@$(BIN)/python -m pytest tests/crash -m "crash or not crash" $(ARGS)
