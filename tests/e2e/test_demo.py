@@ -16,7 +16,7 @@ from yeto_torch.demos.task import evaluate, make_task
 
 def test_two_learners_with_split_classes_know_all_digits(tmp_path, capfd):
     folder = tmp_path / "run"
-    code = demo.main(["--split", "classes", "--steps", "240", "--run-dir", str(folder)])
+    code = demo.main(["--split", "classes", "--run-dir", str(folder)])
     out, err = capfd.readouterr()
     assert code == 0, out + err
     result = json.loads((folder / "result.json").read_text())
