@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim crash hostile fuzz lint wheel notebooks clean
+.PHONY: help demo test slow sim crash hostile fuzz lint wheel notebooks clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ test: $(VENV)/.installed-test  ## the test suite (ARGS="-k name")
 SEEDS ?= 1000
 sim: $(VENV)/.installed-test  ## many seeds of the simulated world (SEEDS=5000)
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+slow: $(VENV)/.installed-test  ## what takes minutes: every layout and wire of the benchmark, slow links, late learners
+	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 crash: $(VENV)/.installed-test  ## a hundred SIGKILLs of syncers and learners in all (minutes)
 	@$(BIN)/python -m pytest tests/crash -m "crash or not crash" $(ARGS)

@@ -108,11 +108,21 @@ VOID = "the cut-off process ended with exit code 1: the experiment is void: lear
     ("wrong", "learners", "sentence"),
     [
         ("twice", 2, f"{VOID} 1 reported its budget twice"),
-        ("short", 1, f"{VOID} 0 reported 23 local steps, the budget is 24"),
+        pytest.param("short", 1, f"{VOID} 0 reported 23 local steps, the budget is 24", marks=pytest.mark.slow),
         ("killed", 1, "learner 0 ended with exit code 137 (between the two processes|before the final cut)"),
         ("untidy", 1, r"round \d+ is missing on the tape"),
-        ("early", 1, "learner 0 ended with exit code 0 before the cut-off checkpoint was written"),
-        ("broken", 1, "learner 0 ended with exit code 1 before the cut-off checkpoint was written"),
+        pytest.param(
+            "early",
+            1,
+            "learner 0 ended with exit code 0 before the cut-off checkpoint was written",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "broken",
+            1,
+            "learner 0 ended with exit code 1 before the cut-off checkpoint was written",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_spoilt_experiment_fails_with_the_right_sentence(processes, folder, wrong, learners, sentence):
