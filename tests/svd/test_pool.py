@@ -5,6 +5,7 @@ import queue
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -59,7 +60,8 @@ def test_a_bad_answer_poisons(mode, words):
     with pool_of(mode) as pool:
         [pid] = pool.until_serving()
         for job in range(4):
-            pool.submit(job, matrix(seed=job))
+            with suppress(StateError):  # the first answer may be quicker than the last submission
+                pool.submit(job, matrix(seed=job))
         assert_poisoned_for_ever(pool, f"worker 0 (cpu) {words}")
         assert gone(pid)
 
