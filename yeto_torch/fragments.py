@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from yeto_torch.protocol.constants import MergeMode
 from yeto_torch.protocol.layout import Fragment, Layout, Tensor
@@ -86,7 +87,33 @@ def collect(
             f"synchronised: {', '.join(unheld[:3])}{', ...' if len(unheld) > 3 else ''}",
             stacklevel=3,
         )
+    statistics = _running_statistics(named_parameters)
+    if statistics:
+        warnings.warn(
+            f"{len(statistics)} layer(s) keep running statistics ({', '.join(statistics[:3])}"
+            f"{', ...' if len(statistics) > 3 else ''}); only parameters are merged, so each learner keeps its own: "
+            "recompute them after the run, or use norms without them",
+            stacklevel=3,
+        )
     return taken
+
+
+def _running_statistics(model: Any) -> list[str]:
+    """The layers of a module whose running mean and variance training changes: batch norms and their kin."""
+    if not isinstance(model, nn.Module):
+        return []
+    return [
+        clean_name(name)
+        for name, layer in model.named_modules()
+        if isinstance(layer, _NormBase) and layer.running_mean is not None and layer.momentum != 0.0
+    ]
+
+
+def kept(named_parameters: NamedParameters | None) -> NamedParameters | None:
+    """The same, to be read any number of times."""
+    if named_parameters is None or isinstance(named_parameters, nn.Module):
+        return named_parameters
+    return list(named_parameters)
 
 
 def _names(
@@ -107,6 +134,11 @@ def _names(
 
 def _is_pair(item: Any) -> bool:
     return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], torch.Tensor)
+
+
+def layout_of(parameters: Mapping[str, torch.Tensor], **rules: Any) -> Layout:
+    """The layout of what ``collect`` returned; ``rules`` are ``build_layout``'s."""
+    return build_layout([(name, tuple(p.shape)) for name, p in parameters.items()], **rules)
 
 
 def build_layout(

@@ -21,7 +21,7 @@ import torch
 
 from yeto_torch.config import LearnerConfig, disabled
 from yeto_torch.folder import RunFolder
-from yeto_torch.fragments import NamedParameters, bind, build_layout, collect
+from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of
 from yeto_torch.learner import Learner, Stats
 from yeto_torch.protocol.errors import RunError
 from yeto_torch.protocol.layout import Layout
@@ -49,7 +49,8 @@ class YetoOuterOptimizer(OptimizerWrapper):
         profile: the syncer's configuration to bind to (``ProfileRecord`` or its hash).
         contract: 32 bytes instead of the contract derived from ``run_id``.
         hmac_key: signs HELLO. Default: the file that YETO_HMAC_KEY_FILE names.
-        tls, process_group: not available in this version.
+        tls: ``True``, a path to a CA file, or a mapping; see ``security``. Default: YETO_TLS_CA, _CERT and _KEY.
+        process_group: not available in this version.
         budget_steps: the learner-budget target. Default: YETO_BUDGET_STEPS.
         wait_for_start: False returns at once; steps made before the first weights come are overwritten by them.
         on_nonfinite: ``"raise"``, or ``"resync"``: drop local progress and take the last broadcast again.
@@ -91,25 +92,41 @@ class YetoOuterOptimizer(OptimizerWrapper):
         connect_timeout_s: float = 900,
         final_timeout_s: float = 900,
     ) -> None:
-        arguments = dict(locals())
-        for name in ("self", "inner", "named_parameters", "__class__"):
-            del arguments[name]
         super().__init__(inner)
         self._learner: Learner | None = None
         self._warned = self._ended = False
+        self._rules: dict[str, Any] = {
+            "fragments": fragments,
+            "pattern": pattern,
+            "matrix_merge": matrix_merge,
+            "average": average,
+        }
         if disabled():
-            self._named = _kept(named_parameters)
-            self._layout_arguments = {k: arguments[k] for k in ("fragments", "pattern", "matrix_merge", "average")}
+            self._named = kept(named_parameters)
             return
-        config = LearnerConfig.resolve(**arguments)
-        parameters = collect(self._inner, named_parameters)
-        self._layout = build_layout(
-            [(name, tuple(p.shape)) for name, p in parameters.items()],
-            fragments=config.fragments,
-            pattern=config.pattern,
-            matrix_merge=config.matrix_merge,
-            average=config.average,
+        config = LearnerConfig.resolve(
+            syncer=syncer,
+            learner_id=learner_id,
+            run_id=run_id,
+            **self._rules,
+            wire_dtype=wire_dtype,
+            streams=streams,
+            merge_alpha=merge_alpha,
+            tokens_per_step=tokens_per_step,
+            profile=profile,
+            contract=contract,
+            hmac_key=hmac_key,
+            tls=tls,
+            process_group=process_group,
+            budget_steps=budget_steps,
+            wait_for_start=wait_for_start,
+            on_nonfinite=on_nonfinite,
+            max_reconnects=max_reconnects,
+            connect_timeout_s=connect_timeout_s,
+            final_timeout_s=final_timeout_s,
         )
+        parameters = collect(self._inner, named_parameters)
+        self._layout = layout_of(parameters, **self._rules)
         self._in_layout = {id(p) for p in parameters.values()}
         if config.run_dir is not None and config.identity == 0:
             _save_layout(self._layout, Path(config.run_dir))
@@ -140,14 +157,16 @@ class YetoOuterOptimizer(OptimizerWrapper):
             PeerError, RefusedError, ConnectionLostError: what ended the session.
             NonFiniteError: a parameter is not finite when its progress is asked for.
         """
-        return super().step(closure, tokens=tokens, **inner_arguments)
+        if tokens is not None:
+            inner_arguments["tokens"] = tokens  # hooks see it, and may change it
+        return super().step(closure, **inner_arguments)
 
-    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it again, and run every hook twice
+    step.hooked = True  # type: ignore[attr-defined]  # as the wrapper's own
 
     def _step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
         learner = self._learner
         if learner is None:
-            return self._inner_step(closure, inner_arguments)
+            return super()._step(closure, **inner_arguments)
         if learner.installed:
             self._warn_ended()
             return None
@@ -156,10 +175,15 @@ class YetoOuterOptimizer(OptimizerWrapper):
         count = learner.config.tokens_per_step if tokens is None else operator.index(tokens)
         if count < 0:
             raise ValueError(f"step(tokens={count}): must not be negative")
-        loss = self._inner_step(closure, inner_arguments)
+        loss = super()._step(closure, **inner_arguments)
         if not self._was_skipped(inner_arguments):
             learner.stepped(count)
         return loss
+
+    def _switch(self, mode: str) -> None:
+        """A mode moves the parameters, so that none may change behind the final cut."""
+        if self._learner is None or not self._learner.installed:
+            super()._switch(mode)
 
     def _warn_ended(self) -> None:
         if not self._warned:
@@ -238,21 +262,13 @@ class YetoOuterOptimizer(OptimizerWrapper):
     def layout(self) -> Layout:
         """The fragments, their tensors and the fingerprint."""
         if self._learner is None:
-            parameters = collect(self._inner, self._named)
-            return build_layout([(n, tuple(p.shape)) for n, p in parameters.items()], **self._layout_arguments)
+            return layout_of(collect(self._inner, self._named), **self._rules)
         return self._layout
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             "YetoOuterOptimizer holds a connection and cannot be copied or pickled; save optimizer.state_dict()"
         )
-
-
-def _kept(named_parameters: Any) -> Any:
-    """The same, but for an iterator, which could be read only once."""
-    if named_parameters is None or isinstance(named_parameters, torch.nn.Module):
-        return named_parameters
-    return list(named_parameters)
 
 
 def _save_layout(layout: Layout, run_dir: Path) -> None:

@@ -2,7 +2,8 @@
 
 Decides how a wrapper stays indistinguishable from what it wraps. Param groups, state and defaults are the inner
 optimizer's own objects and are looked up each time, since ``load_state_dict`` replaces them. Hooks registered here get
-this object; torch's global hooks are run by the inner ``step``. ``_step`` is for the subclass to extend.
+this object; torch's global hooks are run by the inner ``step``. Attributes beyond torch's contract are not handed
+through: whoever needs one asks the inner optimizer. ``_step`` and ``_switch`` are for the subclass to extend.
 
 Source: torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler.
 """
@@ -43,23 +44,21 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     # ------------------------------------------------------------------------------------------ step
 
-    def step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
-        """One step, with the hooks of this object around it; see ``YetoOuterOptimizer``."""
+    def step(self, closure: Closure | None = None, **arguments: Any) -> Any:
+        """One step, with the hooks of this object around it."""
         args: tuple[Any, ...] = (self,) if closure is None else (self, closure)
-        kwargs = inner_arguments if tokens is None else {**inner_arguments, "tokens": tokens}
         for before in self._optimizer_step_pre_hooks.values():
-            result = before(self, args, kwargs)
+            result = before(self, args, arguments)
             if result is not None:
-                args, kwargs = _new_arguments(result)
-        out = self._step(*args[1:], **kwargs)
+                args, arguments = _new_arguments(result)
+        out = self._step(*args[1:], **arguments)
         for after in self._optimizer_step_post_hooks.values():
-            after(self, args, kwargs)
+            after(self, args, arguments)
         return out
 
-    def _step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
-        raise NotImplementedError
+    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it again, and run every hook twice
 
-    def _inner_step(self, closure: Closure | None, inner_arguments: dict[str, Any]) -> Any:
+    def _step(self, closure: Closure | None = None, **inner_arguments: Any) -> Any:
         """The step of the inner optimizers; a closure is called once if they are several."""
         if self._single is not None:
             return self._single.step(*(() if closure is None else (closure,)), **inner_arguments)
@@ -83,6 +82,20 @@ class OptimizerWrapper(torch.optim.Optimizer):
         """Reset all gradients, as the inner optimizer does."""
         for optimizer in self._inner:
             optimizer.zero_grad(set_to_none=set_to_none)
+
+    def train(self) -> None:
+        """Put inner optimizers that have modes, as schedule-free ones do, into training mode."""
+        self._switch("train")
+
+    def eval(self) -> None:
+        """Put inner optimizers that have modes into evaluation mode; for others this is nothing."""
+        self._switch("eval")
+
+    def _switch(self, mode: str) -> None:
+        for optimizer in self._inner:
+            switch = getattr(optimizer, mode, None)
+            if callable(switch):
+                switch()
 
     # ------------------------------------------------------------------------------------------ groups and state
 
@@ -194,17 +207,12 @@ def _first(wrapper: OptimizerWrapper) -> Any:
 
 
 def _step_with_scaler(
-    self: OptimizerWrapper,
-    closure: Closure | None = None,
-    *,
-    tokens: int | None = None,
-    grad_scaler: Any = None,
-    **inner_arguments: Any,
+    self: OptimizerWrapper, closure: Closure | None = None, *, grad_scaler: Any = None, **arguments: Any
 ) -> Any:
     """``step`` for an inner optimizer that takes the scaler itself."""
     if grad_scaler is not None:
-        inner_arguments["grad_scaler"] = grad_scaler
-    return type(self).step(self, closure, tokens=tokens, **inner_arguments)
+        arguments["grad_scaler"] = grad_scaler
+    return type(self).step(self, closure, **arguments)
 
 
 def _optimizers(inner: Any) -> tuple[torch.optim.Optimizer, ...]:
