@@ -31,6 +31,7 @@ from yeto_torch.protocol.layout import Layout
 from yeto_torch.protocol.limits import GroupLimits
 from yeto_torch.protocol.messages import Hello
 from yeto_torch.session import Phase, Session
+from yeto_torch.syncs import Syncs
 
 log = logging.getLogger("yeto_torch")
 _SAY_EVERY_S = 5.0
@@ -98,6 +99,7 @@ class Learner:
         )
         inits = range(len(layout)) if config.identity == 0 else ()
         self._session = Session(len(layout))
+        self._syncs = Syncs(len(layout), config.on_sync)
         self.link = Link(
             self._session,
             config.address,
@@ -117,8 +119,11 @@ class Learner:
         Raises ConnectionLostError after ``connect_timeout_s``, RefusedError when the syncer says no.
         """
         self.link.start(at_exit=self.close)
-        if not self.config.wait_for_start:
-            return
+        if self.config.wait_for_start:
+            self._await_start()
+        self._syncs.begin()
+
+    def _await_start(self) -> None:
         timeout_s = self.config.connect_timeout_s
         host, port = self.config.address
         self._serve_until(
@@ -154,6 +159,19 @@ class Learner:
         )
         self.link.close()
 
+    def resync(self) -> None:
+        """Overwrite the parameters with the last broadcasts. Raises RunError once no step may be made any more."""
+        if self.installed or self.frozen:
+            what = "final cut was installed" if self.installed else "budget was reported"
+            raise RunError(f"resync() after the {what}: the broadcasts before it are gone or out of date")
+        fragments = range(len(self._session.versions))
+        for fragment in fragments:
+            anchor = self._session.anchor(fragment)
+            if anchor is not None:  # else the first weights will overwrite the parameters when they come
+                self._exchange.adopt(fragment, anchor, Write.OVERWRITE)
+        with self.link.lock:
+            self._session.restarted(fragments, self.local_step, self.tokens)
+
     def report_budget(self, steps: int) -> None:
         """Freeze the parameters and report ``steps``; returns when the report's bytes left."""
         target = self.config.budget_steps
@@ -180,12 +198,13 @@ class Learner:
             return
         with self.link.lock:
             is_ending = self._session.phase is Phase.FINALIZING and not self._session.is_installed
-        if is_ending:
-            try:
+        try:
+            if is_ending:
                 self._serve_until(lambda: self._session.is_installed, RELEASE_S, RunError)
-            except YetoError as error:
-                log.warning("leaving without the final cut: %s", error)
-        self.link.close()
+        except YetoError as error:
+            log.warning("leaving without the final cut: %s", error)
+        finally:  # on_sync may raise anything
+            self.link.close()
 
     @property
     def finished(self) -> bool:
@@ -245,6 +264,7 @@ class Learner:
             raise
         finally:
             self._stall_s += clock() - started
+        self._syncs.tell(lambda: self.stats)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -257,11 +277,13 @@ class Learner:
                         effect.version,
                     )
                 self._exchange.adopt(effect.fragment, effect.data, effect.write)
+                self._syncs.adopted(effect.fragment, effect.version, self.local_step, self.tokens)
             case Respond():
                 self._respond(effect)
             case Install():
                 self._exchange.install(effect.fragments)
                 self.installed = True
+                self._syncs.installed(effect.manifest.step, self.local_step, self.tokens)
                 with self.link.lock:
                     self._session.installed(effect.manifest)
                 self.link.nudge()

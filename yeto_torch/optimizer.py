@@ -25,6 +25,7 @@ from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of
 from yeto_torch.learner import Learner, Stats
 from yeto_torch.protocol.errors import RunError
 from yeto_torch.protocol.layout import Layout
+from yeto_torch.syncs import OnSync
 from yeto_torch.wrapper import Closure, OptimizerWrapper
 
 
@@ -57,6 +58,9 @@ class YetoOuterOptimizer(OptimizerWrapper):
         max_reconnects: redials without a broadcast in between before giving up; None = never.
         connect_timeout_s: how long the constructor waits.
         final_timeout_s: how long ``finish`` waits.
+        on_sync: called with a ``Sync`` for every broadcast taken over, and once for the final cut (``final=True``), on
+            the thread that steps; what it raises comes out of ``step`` or ``finish``. The constructor's own first
+            weights are not told.
 
     Raises:
         ValueError: a wrong argument; the sentence names it.
@@ -91,9 +95,11 @@ class YetoOuterOptimizer(OptimizerWrapper):
         max_reconnects: int | None = None,
         connect_timeout_s: float = 900,
         final_timeout_s: float = 900,
+        on_sync: OnSync | None = None,
     ) -> None:
         super().__init__(inner)
         self._learner: Learner | None = None
+        self._counted: int | None = None  # tokens of the step to come
         self._warned = self._ended = False
         self._rules: dict[str, Any] = {
             "fragments": fragments,
@@ -124,6 +130,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
             max_reconnects=max_reconnects,
             connect_timeout_s=connect_timeout_s,
             final_timeout_s=final_timeout_s,
+            on_sync=on_sync,
         )
         parameters = collect(self._inner, named_parameters)
         self._layout = layout_of(parameters, **self._rules)
@@ -146,12 +153,13 @@ class YetoOuterOptimizer(OptimizerWrapper):
 
         Args:
             closure: as for any torch optimizer.
-            tokens: what this step counts in the weight of the learner (w = tokens² / steps); default
-                ``tokens_per_step``.
+            tokens: what this step counts in the weight of the learner (w = tokens² / steps), on top of what
+                ``count_tokens`` was told; default ``tokens_per_step``.
             **inner_arguments: handed on to the inner optimizer.
 
         Returns:
-            What the inner optimizer returns. After the final cut was installed: nothing is done, None is returned.
+            What the inner optimizer returns. After the final cut was installed: what the closure returns, and no
+            parameter changes.
 
         Raises:
             PeerError, RefusedError, ConnectionLostError: what ended the session.
@@ -169,16 +177,30 @@ class YetoOuterOptimizer(OptimizerWrapper):
             return super()._step(closure, **inner_arguments)
         if learner.installed:
             self._warn_ended()
-            return None
+            return _value(closure)
         if learner.frozen:
             raise RunError("step() after report_budget(): the parameters are frozen; call finish()")
-        count = learner.config.tokens_per_step if tokens is None else operator.index(tokens)
-        if count < 0:
-            raise ValueError(f"step(tokens={count}): must not be negative")
+        count = self._counted if tokens is None else _add("step", self._counted, tokens)
         loss = super()._step(closure, **inner_arguments)
         if not self._was_skipped(inner_arguments):
-            learner.stepped(count)
+            self._counted = None
+            learner.stepped(learner.config.tokens_per_step if count is None else count)
         return loss
+
+    def count_tokens(self, tokens: int) -> None:
+        """Count ``tokens`` for the next step that is made: for loops that call ``step()`` for you, and for the
+        micro-batches of one step. Calls add up. Raises ValueError when negative.
+        """
+        self._counted = _add("count_tokens", self._counted, tokens)
+
+    def resync(self) -> None:
+        """Put the parameters back on the last broadcasts; progress made since is dropped.
+
+        For after a training checkpoint was loaded into the model: what it holds is older than the fleet, and would
+        travel as if it had been learnt just now. Raises RunError after the final cut was installed.
+        """
+        if self._learner is not None:
+            self._learner.resync()
 
     def _switch(self, mode: str) -> None:
         """A mode moves the parameters, so that none may change behind the final cut."""
@@ -269,6 +291,22 @@ class YetoOuterOptimizer(OptimizerWrapper):
         raise TypeError(
             "YetoOuterOptimizer holds a connection and cannot be copied or pickled; save optimizer.state_dict()"
         )
+
+
+def _add(call: str, counted: int | None, tokens: int) -> int:
+    """``tokens`` more than were counted; bad ones are the fault of ``call``."""
+    count = operator.index(tokens)
+    if count < 0:
+        raise ValueError(f"{call}(tokens={count}): must not be negative")
+    return (counted or 0) + count
+
+
+def _value(closure: Closure | None) -> Any:
+    """What a loop that reads the loss from ``step`` expects when no step is made."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def _save_layout(layout: Layout, run_dir: Path) -> None:

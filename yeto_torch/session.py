@@ -29,6 +29,7 @@ Source: protocol v4, sections on anchors, monotone adoption, final cut, learner 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -258,11 +259,15 @@ class Session:
             slot.forget()
         self._look()
 
-    def resynced(self, respond: Respond, fragments: list[int], local_step: int, tokens: int) -> None:
-        """Local progress of ``fragments`` was dropped and their anchors taken again: count anew, answer later."""
+    def restarted(self, fragments: Iterable[int], local_step: int, tokens: int) -> None:
+        """The parameters of ``fragments`` are their anchors again: their counters start anew."""
         for fragment in fragments:
             slot = self._slots[fragment]
             slot.steps_then, slot.tokens_then = local_step, tokens
+
+    def resynced(self, respond: Respond, fragments: list[int], local_step: int, tokens: int) -> None:
+        """Local progress of ``fragments`` was dropped while ``respond`` was made: answer later."""
+        self.restarted(fragments, local_step, tokens)
         slot = self._slots[respond.pull.fragment]
         if respond.generation == self.generation and slot.pull is None:
             slot.pull = respond.pull
