@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         YetoError,
     )
     from yeto_torch.protocol.layout import Layout
+    from yeto_torch.syncs import Sync
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "YetoOuterOptimizer",
     "LearnerConfig",
     "Layout",
+    "Sync",
     "load_final",
     "YetoError",
     "PeerError",
@@ -49,6 +51,7 @@ _HOME = {
     "YetoOuterOptimizer": "yeto_torch.optimizer",
     "LearnerConfig": "yeto_torch.config",
     "Layout": "yeto_torch.protocol.layout",
+    "Sync": "yeto_torch.syncs",
     "load_final": "yeto_torch.final",
 }
 

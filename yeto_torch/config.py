@@ -20,6 +20,7 @@ from yeto_torch.protocol.constants import HASH_BYTES, MAX_STREAMS, U32_MAX, U64_
 from yeto_torch.protocol.layout import contract_hash
 from yeto_torch.protocol.profile import ProfileRecord, record_of
 from yeto_torch.security import client_tls, read_key, tls_from
+from yeto_torch.syncs import OnSync
 from yeto_torch.transport.tls import ClientTls
 
 log = logging.getLogger("yeto_torch")
@@ -69,6 +70,7 @@ class LearnerConfig:
         max_reconnects: redials without a broadcast in between before giving up; None = never.
         connect_timeout_s: how long the constructor waits for the start.
         final_timeout_s: how long ``finish()`` waits for the final cut.
+        on_sync: called on the training thread with a ``Sync`` for every broadcast taken over.
         run_dir: the launcher's run folder, where learner 0 writes ``layout.json``. Env YETO_RUN_DIR.
     """
 
@@ -94,6 +96,7 @@ class LearnerConfig:
     max_reconnects: int | None = None
     connect_timeout_s: float = 900.0
     final_timeout_s: float = 900.0
+    on_sync: OnSync | None = None
     run_dir: str | None = None
 
     @classmethod
@@ -136,6 +139,8 @@ class LearnerConfig:
         _number("connect_timeout_s", self.connect_timeout_s, 0.0, math.inf, above=True)
         _number("final_timeout_s", self.final_timeout_s, 0.0, math.inf, above=True)
         _ = self.client_tls
+        if self.on_sync is not None and not callable(self.on_sync):
+            raise ValueError(f"on_sync={self.on_sync!r}: must be a function of one argument, the Sync, or None")
         if self.process_group is not None:
             raise ValueError(
                 "process_group: a learner of several ranks is not available in this version; leave it None"
