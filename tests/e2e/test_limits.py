@@ -174,7 +174,8 @@ def fill(run: Run, limits: GroupLimits, streams: int, generations: int) -> list[
         partials = limits.max_reserved_bytes // total
         for number in range(partials):
             intruder.wires[1 + number % streams].say(sliced(number, total))
-        for stream in range(1 + partials, 1 + streams):
+        plain = 2 * limits.max_reserved_bytes // total - partials
+        for stream in range(1 + partials, 1 + min(streams, partials + plain)):
             intruder.wires[stream].say(frame(4, length=total - 13) + bytes(total - 14))
     return wires
 

@@ -19,7 +19,7 @@ from tests.protocol.hostile import ATTACKS, LAYOUT, LEARNERS, PIPELINE, STRANGER
 from tests.support.builders import Desk, hello, syncer_policy
 from yeto_torch.protocol.chunks import Reassembler
 from yeto_torch.protocol.constants import Direction, MessageType, WireDType
-from yeto_torch.protocol.errors import PeerError
+from yeto_torch.protocol.errors import CongestedError, PeerError
 from yeto_torch.protocol.frames import Frame, FrameReader
 from yeto_torch.protocol.limits import FirstFrameLimits, GroupLimits
 from yeto_torch.protocol.messages import BcastFragment, DataHello, FinalFragment, InitParams, PushFragment, decode_hello
@@ -129,6 +129,8 @@ class Conversation:
             for stream, data in attack.says(self.scene):
                 feed(self.readers[stream], data, self.session.piece, self._take)
                 assert self.table.reserved_bytes <= self.limits.max_reserved_bytes
+        except CongestedError as congestion:
+            return Ends.CLOSED, str(congestion)
         except PeerError as violation:
             return Ends.ERROR, str(violation)
         for effect in self.session.desk.orders:

@@ -12,7 +12,7 @@ from typing import Any
 from tests.sim.network import EOF, Connection, End
 from tests.sim.world import SafetyError, World
 from yeto_torch.protocol.chunks import Reassembler
-from yeto_torch.protocol.errors import PeerError
+from yeto_torch.protocol.errors import CongestedError, PeerError
 from yeto_torch.protocol.frames import Frame, FrameReader
 from yeto_torch.protocol.limits import FirstFrameLimits, GroupLimits
 from yeto_torch.protocol.messages import (
@@ -154,6 +154,11 @@ class ByteConnection(Connection):
             try:
                 for frame in _frames(reader, item):
                     end.take(_message(frame, limits, stream))
+            except CongestedError as congestion:
+                if end is self.learner:
+                    raise SafetyError(f"the learner cannot bear its syncer: {congestion}") from congestion
+                super(ByteConnection, self).close(end, None, flush=False)
+                end.on_closed(f"violation: {congestion}", None)
             except PeerError as violation:
                 raise SafetyError(f"the {end.name} finds its honest peer in violation: {violation}") from violation
 

@@ -120,10 +120,12 @@ def test_a_callback_may_find_the_violation(rig):
 
 
 def test_too_many_partial_messages(rig):
+    """A stalled stream brings an honest learner here: a bare close, so that it dials again."""
     _, recorder, peer = rig.group(1)
     for number in range(65):
         peer.say(chunk(number, 101, 0, b"x"), number % 2)
     assert "64 partial" in str(recorder.wait_closed().violation)
+    assert peer.frames(0) == peer.frames(1) == []
 
 
 # ---------------------------------------------------------------------------------------------------- ERROR

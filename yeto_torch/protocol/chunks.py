@@ -6,7 +6,7 @@ behind the transport's lock, reserving before they receive and committing after.
 
     reserve: id new -> allocate the message; range free -> lent      commit: bytes received == total -> whole message
     violations: total < 13 or over the limit; total changed; end past total; any overlap with what is received or
-    reserved; too many partial messages, reserved bytes or disjoint ranges
+    reserved; too many partial messages, reserved bytes (both are congestion) or disjoint ranges
 
 Source: protocol v4, bulk striping; rulings on reassembly.
 """
@@ -26,7 +26,7 @@ from yeto_torch.protocol.constants import (
     SLICE_BYTES,
     MessageType,
 )
-from yeto_torch.protocol.errors import PeerError
+from yeto_torch.protocol.errors import CongestedError, PeerError
 from yeto_torch.protocol.messages import Buffer
 
 _CHUNK_HEAD = struct.Struct("<IBQQQQ")  # frame header and chunk envelope in one
@@ -176,13 +176,13 @@ class Reassembler:
     def _check_room(self, nbytes: int) -> None:
         total, most = self._reserved + self._held + nbytes, 2 * self._max_reserved
         if total > most:
-            raise PeerError(f"messages on their way would take {total} bytes, at most {most} are legal")
+            raise CongestedError(f"messages on their way would take {total} bytes, at most {most} are legal")
 
     def _open(self, msg_id: int, total: int) -> _Partial:
         if len(self._partials) >= self._max_partials:
-            raise PeerError(f"more than {self._max_partials} partial messages are open")
+            raise CongestedError(f"more than {self._max_partials} partial messages are open")
         if self._reserved + total > self._max_reserved:
-            raise PeerError(
+            raise CongestedError(
                 f"partial messages would reserve {self._reserved + total} bytes, at most {self._max_reserved} are legal"
             )
         self._check_room(total)

@@ -24,6 +24,14 @@ class PeerError(YetoError):
         self.kind = kind
 
 
+class CongestedError(PeerError):
+    """More is under way than we hold for one peer.
+
+    An honest learner gets here when one of its streams stalls while the others go on, and a fresh connection may do
+    better: the syncer closes the group without the ERROR that would end the learner's run.
+    """
+
+
 class LocalError(YetoError):
     """We called the treaty wrongly. A bug of ours, never the peer's fault."""
 

@@ -24,7 +24,7 @@ from threading import Condition, Lock, Thread
 
 from yeto_torch.protocol.chunks import Reassembler
 from yeto_torch.protocol.constants import BULK_TYPES, HEADER_BYTES, Direction
-from yeto_torch.protocol.errors import LocalError, PeerError
+from yeto_torch.protocol.errors import CongestedError, LocalError, PeerError
 from yeto_torch.protocol.frames import Frame, FrameReader
 from yeto_torch.protocol.limits import GroupLimits
 from yeto_torch.protocol.messages import (
@@ -268,7 +268,8 @@ class Group:
                     return
             self._lost(stream, f"the peer closed {stream}")
         except PeerError as violation:
-            self._end(Closed(f"violation on {stream}: {violation}", violation), str(violation))
+            last_word = None if isinstance(violation, CongestedError) else str(violation)
+            self._end(Closed(f"violation on {stream}: {violation}", violation), last_word)
             self._discard(stream)
         except OSError as error:
             self._lost(stream, f"{stream} was lost while reading: {why(error)}", error)
