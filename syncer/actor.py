@@ -72,6 +72,7 @@ class Actor:
     inbox: queue.SimpleQueue[Item] = field(default_factory=queue.SimpleQueue)
     _server: Server | None = None
     _session: Session | None = None
+    _backlog: deque[Item] = field(default_factory=deque)  # taken from the inbox, not handled yet
     _own: deque[ev.Event] = field(default_factory=deque)  # events the effects themselves cause
     _finish: fx.Finish | None = None
     _told: str = ""
@@ -124,9 +125,10 @@ class Actor:
             if self._finish is not None:
                 return
         settled = self.server.settled_until(clock())
-        if self.inbox.empty():
-            self._perform(self.coordinator.on_time(settled))
-            self._explain_waiting()
+        self._gather()
+        # A flood must not hold up time, nor time outrun what has arrived.
+        self._perform(self.coordinator.on_time(min([settled, *(arrived for _, arrived, _ in self._backlog)])))
+        self._explain_waiting()
 
     def _on_merger(self, event: MergerEvent) -> None:
         if isinstance(event, PoolDrained):
@@ -136,15 +138,19 @@ class Actor:
         self._perform([])
 
     def _next_batch(self) -> tuple[list[Item], float]:
-        """Whatever has arrived, and how late it is for it; waits for the first until the next deadline."""
-        batch: list[Item] = []
-        with suppress(queue.Empty):
-            batch.append(self.inbox.get(timeout=self._patience_s()))
+        """The oldest of what has arrived, and how late it is for it; waits for the first until the next deadline."""
+        if not self._backlog:
+            with suppress(queue.Empty):
+                self._backlog.append(self.inbox.get(timeout=self._patience_s()))
         settled = self.server.settled_until(clock())
+        self._gather()
+        return [self._backlog.popleft() for _ in range(min(_BATCH, len(self._backlog)))], settled
+
+    def _gather(self) -> None:
+        """Take what has arrived; the server bounds how much that can be."""
         with suppress(queue.Empty):
-            while len(batch) < _BATCH:
-                batch.append(self.inbox.get_nowait())
-        return batch, settled
+            while True:
+                self._backlog.append(self.inbox.get_nowait())
 
     def _patience_s(self) -> float | None:
         deadline, now = self.coordinator.next_deadline(), clock()

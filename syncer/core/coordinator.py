@@ -1,8 +1,8 @@
 """The coordinator's mind: composes admission, roster, assembly, the rounds in flight, the cut-off and finalization.
 
 ``handle(event, now)`` takes one event at its arrival time and settles what it decides; ``on_time(now)`` fires what
-time decides and is the only place where rounds are launched. The actor calls ``on_time`` whenever its inbox is
-drained, so an answer that arrived in time is never made late by work that came before it.
+time decides and is the only place where rounds are launched. The actor calls ``on_time`` with the time up to which it
+has handled all that arrived, so an answer that came in time is never made late by work that came before it.
 
     ASSEMBLING --all fragments initialised, all learners here--> RUNNING --t = total committed--> CUTTING
     ASSEMBLING, RUNNING --learner budget: a report from every learner--> CUTTING --pool drained, cut-off written--> DONE

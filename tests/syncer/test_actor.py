@@ -12,6 +12,7 @@ import torch
 from syncer import reception
 from syncer.actor import Actor
 from syncer.core.coordinator import Coordinator
+from syncer.core.events import BeatArrived, Member
 from syncer.server import Server
 from syncer.tape import Tape, merges
 from tests.support.builders import PROFILE, syncer_policy
@@ -98,3 +99,31 @@ def test_an_answer_that_turns_out_to_be_malformed_stops_no_clock(fleet, monkeypa
     (line,) = merges(tape)
     assert line["responded"] == [0]
     assert server.settled_until(123.0) == 123.0
+
+
+def test_a_flood_of_events_holds_up_no_deadline(tmp_path):
+    """Time passes between the batches of a backlog, and never past what has arrived and is not handled."""
+    told: list[tuple[str, float]] = []
+
+    class Diary(Coordinator):
+        def handle(self, event, now):
+            told.append(("event", now))
+            return super().handle(event, now)
+
+        def on_time(self, now):
+            told.append(("time", now))
+            return super().on_time(now)
+
+    policy = syncer_policy(1)
+    actor = Actor(policy, Diary(policy, PROFILE), torch.device("cpu"), Tape(tmp_path / "tape"))
+    actor._server = Server(policy, torch.device("cpu"), actor.post)
+    for number in range(1000):
+        actor.post(BeatArrived(Member(0, 1), 1 + number), float(number))
+    for _ in range(3):
+        actor._turn()
+    kinds = [kind for kind, _ in told]
+    assert 0 < kinds.index("time") < 500
+    times = [now for _, now in told]
+    assert times == sorted(times)
+    assert times[-1] < 1000
+    actor.server.close()
