@@ -532,9 +532,7 @@ def _chunks() -> Iterator[Attack]:
             "legal are|says its message",
         )
     # An honest learner with a stalled stream does these two as well: it may dial again.
-    yield _group(
-        "65 messages begun", lambda _: b"".join(chunk(i, 13, 0, b"x") for i in range(65)), ends=Ends.CLOSED
-    )
+    yield _group("65 messages begun", lambda _: b"".join(chunk(i, 13, 0, b"x") for i in range(65)), ends=Ends.CLOSED)
     yield _group(
         "more bytes reserved than all fragments have",
         lambda _: b"".join(chunk(i, total, 0, b"x") for i in range(4)),
