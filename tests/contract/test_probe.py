@@ -1,0 +1,72 @@
+"""Ours meets every check of the contract; README's table says what the probe finds."""
+
+import pytest
+
+from tests.contract.keeping import SCHEDULES, classes_of_torch
+from tests.contract.probe import ask, asking, probe, table
+from tests.contract.registry import CHECKS
+from tests.contract.subjects import SUBJECTS, Subject, Yeto, available, versions
+from tests.support.processes import Processes
+
+HEAD = "| | plain |"
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory, zygote):
+    processes = Processes(tmp_path_factory.mktemp("contract"), zygote)
+    try:
+        with asking(Yeto.name, processes) as subject:
+            yield subject
+    finally:
+        processes.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.sentence)
+def test_ours_meets_the_contract(ours, check):
+    check.run(ours)
+
+
+def readme_table(root) -> list[str]:
+    lines = (root / "README.md").read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(HEAD))
+    return [line for line in lines[start : start + len(CHECKS) + 3] if line.startswith("|")]
+
+
+def columns(lines: list[str]) -> dict[str, list[str]]:
+    """By heading, the marks below it; the first column is under ``""``."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {name: [row[index] for row in rows[2:]] for index, name in enumerate(rows[0])}
+
+
+def test_the_readme_shows_what_the_probe_finds(root, tmp_path, zygote):
+    """The columns of others are compared where their packages have the versions that the README names."""
+    text = (root / "README.md").read_text(encoding="utf-8")
+    said = columns(readme_table(root))
+    assert list(said) == ["", *SUBJECTS]
+    others = [name for name in available() if name != Yeto.name]
+    if versions() not in text:
+        others = [Subject.name]
+    found = columns(table(probe(others, tmp_path, zygote)))
+    assert said[""] == found[""]
+    for name in others:
+        assert said[name] == found[name]
+    assert said[Yeto.name] == [*["ok"] * len(CHECKS), f"{len(CHECKS)} of {len(CHECKS)}"]
+
+
+def test_every_scheduler_of_torch_is_in_the_probe():
+    assert classes_of_torch() <= SCHEDULES.keys()
+
+
+class StepsTwice(Subject):
+    def wrap(self, model, inner):
+        del model
+        once = inner.step
+        inner.step = lambda closure=None: (once(closure), once(closure))[1]
+        return inner
+
+
+def test_a_check_that_fails_is_told_in_a_line():
+    wrong = {check.sentence: ask(StepsTwice(), check) for check in CHECKS if check.topic == "steps"}
+    assert wrong["`step()` is the plain optimizer's, bit for bit"] is not None
+    assert "\n" not in wrong["`step()` is the plain optimizer's, bit for bit"]
+    assert wrong["`zero_grad` empties gradients, or sets them to None"] is None
