@@ -87,5 +87,6 @@ class Assembly:
             verb = "is" if len(away) == 1 else "are"
             parts.append(f"{noun} {', '.join(map(str, away))} {verb} not connected")
         if not self.whole:
-            parts.append("learner 0 has not sent all starting values")
+            cure = "" if away else "; if it sent them to an earlier process of the syncer, restart it"
+            parts.append(f"learner 0 has not sent all starting values{cure}")
         return "assembling: " + " and ".join(parts)
