@@ -727,8 +727,10 @@ class TestWaitingFor:
             "assembling: no learner is connected yet, 2 are awaited",
             "assembling: learner 1 is not connected and learner 0 has not sent all starting values",
             "assembling: learner 1 is not connected and learner 0 has not sent all starting values",
-            "assembling: learner 0 has not sent all starting values; if it sent them to an earlier process of the syncer, "
-            "restart it",
+            (
+                "assembling: learner 0 has not sent all starting values; if it sent them to an earlier process of the "
+                "syncer, restart it"
+            ),
             "round 1 attempt 1: 0 of 2, missing learners 0, 1",
             "round 1 attempt 1: 1 of 2, missing learner 1",
             "round 1 attempt 1: merging",
