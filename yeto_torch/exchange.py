@@ -6,6 +6,9 @@ strides; arithmetic is f32, whatever the parameter's dtype.
 
 Everything is validated before the first parameter is touched: a bad fragment is never half-applied.
 
+Of a sharded parameter (``shards``) whole values are read, by all its ranks together and one tensor after the other, and
+each rank writes its own shard: whole values of one fragment exist at a time, and only in passing.
+
 Source: protocol v4, learner delta and alpha blend; rulings on tensors, non-finite values and the final cut.
 """
 
@@ -22,6 +25,7 @@ from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.errors import NonFiniteError
 from yeto_torch.protocol.layout import Layout
 from yeto_torch.protocol.messages import Buffer
+from yeto_torch.shards import is_sharded, own, own_part, whole
 
 
 class Exchange:
@@ -32,10 +36,13 @@ class Exchange:
         parameters: those of each fragment in wire order (``fragments.bind``); any float dtype, device and strides.
         bulk: the dtype broadcasts travel in, f32 or bf16.
         alpha: weight of the local value when a broadcast is blended in.
+
+    Attributes:
+        parameters: as given.
     """
 
     def __init__(self, layout: Layout, parameters: Sequence[Sequence[Tensor]], bulk: WireDType, alpha: float) -> None:
-        self._layout, self._parameters, self._bulk, self._alpha = layout, parameters, bulk, alpha
+        self._layout, self.parameters, self._bulk, self._alpha = layout, parameters, bulk, alpha
         self._numels = layout.wire.numels
 
     def values(self, fragment: int) -> Tensor:
@@ -45,7 +52,7 @@ class Exchange:
         """
         flat = torch.empty(self._numels[fragment], dtype=torch.float32)
         for parameter, part in self._parts(fragment, flat):
-            part.copy_(parameter.detach())
+            part.copy_(whole(parameter))
         self._check(fragment, flat, "a starting value")
         return flat
 
@@ -54,12 +61,12 @@ class Exchange:
 
         Raises NonFiniteError naming the first tensor that is not finite, or beyond 2^100.
         """
-        flat = torch.empty(self._numels[fragment], dtype=torch.float32, device=self._device(fragment))
+        flat = torch.empty(self._numels[fragment], dtype=torch.float32, device=self.device(fragment))
         base = self._view(fragment, anchor, self._bulk).to(flat.device)
         for (parameter, part), (_, global_part) in zip(
             self._parts(fragment, flat), self._parts(fragment, base), strict=True
         ):
-            local = parameter.detach()
+            local = whole(parameter)
             if local.dtype is base.dtype is torch.float32 and local.device == part.device:
                 torch.sub(local, global_part, out=part)  # one pass over memory
             else:
@@ -72,7 +79,7 @@ class Exchange:
         source = self._view(fragment, data, self._bulk)
         check_finite(source)
         if write is not Write.KEEP:
-            self._write(fragment, source, self._alpha if write is Write.BLEND else 0.0)
+            self.write(fragment, source, self._alpha if write is Write.BLEND else 0.0)
 
     def install(self, fragments: Sequence[Buffer]) -> None:
         """Overwrite all parameters with the f32 cut. Raises PeerError, touching nothing, when it is not finite."""
@@ -80,37 +87,46 @@ class Exchange:
         for source in sources:
             check_finite(source)
         for fragment, source in enumerate(sources):
-            self._write(fragment, source, 0.0)
+            self.write(fragment, source, 0.0)
 
     def unsound(self, fragment: int) -> list[Tensor]:
-        """The parameters of ``fragment`` that are not finite, or beyond 2^100."""
-        return [p for p in self._parameters[fragment] if not is_sound(p.detach().float().flatten())]
+        """The parameters of ``fragment`` that are not finite, or beyond 2^100; of shards, those of this rank."""
+        return [p for p in self.parameters[fragment] if not is_sound(own(p).float().flatten())]
+
+    def gather(self, fragment: int) -> None:
+        """Give this rank's shards to the rank that reads the whole values of ``fragment``."""
+        for parameter in self.parameters[fragment]:
+            if is_sharded(parameter):
+                whole(parameter)
 
     @torch.no_grad()
-    def _write(self, fragment: int, source: Tensor, alpha: float) -> None:
-        source = source.to(self._device(fragment))  # one upload for the whole fragment
+    def write(self, fragment: int, source: Tensor, alpha: float) -> None:
+        """``alpha * local + (1 - alpha) * source`` into the parameters, unchecked; ``source``: [numel] f32 or bf16."""
+        source = source.to(self.device(fragment))  # one upload for the whole fragment
         for parameter, part in self._parts(fragment, source):
+            local, part = own(parameter), own_part(parameter, part)
             if alpha == 0.0:
-                parameter.copy_(part)
-            elif parameter.dtype in (torch.float32, torch.float64):
-                parameter.mul_(alpha).add_(part.to(parameter.device), alpha=1.0 - alpha)
+                local.copy_(part)
+            elif local.dtype in (torch.float32, torch.float64):
+                local.mul_(alpha).add_(part.to(local.device), alpha=1.0 - alpha)
             else:
-                blended = parameter.float().mul_(alpha).add_(part.to(parameter.device), alpha=1.0 - alpha)
-                parameter.copy_(blended)
+                blended = local.float().mul_(alpha).add_(part.to(local.device), alpha=1.0 - alpha)
+                local.copy_(blended)
+
+    def device(self, fragment: int) -> torch.device:
+        """Where the parameters of ``fragment`` are; the CPU if they are in several places."""
+        devices = {parameter.device for parameter in self.parameters[fragment]}
+        return devices.pop() if len(devices) == 1 else torch.device("cpu")
 
     def _parts(self, fragment: int, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each parameter with its window of ``flat``, in the parameter's shape."""
         at = 0
-        for parameter in self._parameters[fragment]:
+        for parameter in self.parameters[fragment]:
             yield parameter, flat[at : at + parameter.numel()].view(parameter.shape)
             at += parameter.numel()
 
     def _view(self, fragment: int, data: Buffer, dtype: WireDType) -> Tensor:
         return as_tensor(data, self._numels[fragment], dtype)
-
-    def _device(self, fragment: int) -> torch.device:
-        devices = {parameter.device for parameter in self._parameters[fragment]}
-        return devices.pop() if len(devices) == 1 else torch.device("cpu")
 
     def _check(self, fragment: int, flat: Tensor, what: str) -> None:
         if is_sound(flat):

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from yeto_torch.config import LearnerConfig
 from yeto_torch.effects import Adopt, Effect, Fail, Install, Respond, Write
@@ -30,7 +29,9 @@ from yeto_torch.protocol.errors import ConnectionLostError, NonFiniteError, RunE
 from yeto_torch.protocol.layout import Layout
 from yeto_torch.protocol.limits import GroupLimits
 from yeto_torch.protocol.messages import Hello
+from yeto_torch.recovery import forget
 from yeto_torch.session import Phase, Session
+from yeto_torch.stats import Stats
 from yeto_torch.syncs import Syncs
 
 log = logging.getLogger("yeto_torch")
@@ -38,34 +39,14 @@ _SAY_EVERY_S = 5.0
 _ACK_S = 1.0  # for the acknowledgement of the cut to be handed to the kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """A snapshot of one learner.
-
-    Attributes:
-        global_step: the newest outer step whose result this learner has taken over.
-        versions: adopted version of each fragment.
-        pushes: answers handed to the network.
-        bytes_sent, bytes_received: over all connections, framing included.
-        merges: broadcasts adopted, the first ones included.
-        stall_seconds: time the training thread spent in step boundaries.
-        reconnects: connections after the first.
-        connected: is there one now?
-    """
-
-    global_step: int = 0
-    versions: tuple[int, ...] = ()
-    pushes: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    merges: int = 0
-    stall_seconds: float = 0.0
-    reconnects: int = 0
-    connected: bool = False
-
-
 class Learner:
     """One learner of a fleet, as the training thread sees it.
+
+    Args:
+        config: validated.
+        layout: of the parameters.
+        exchange: the parameters, in that layout.
+        inner: the optimizers that train them.
 
     Attributes:
         local_step, tokens: totals of this process.
@@ -77,16 +58,15 @@ class Learner:
         self,
         config: LearnerConfig,
         layout: Layout,
-        parameters: Sequence[Sequence[torch.Tensor]],
+        exchange: Exchange,
         inner: Sequence[torch.optim.Optimizer],
     ) -> None:
-        self.config, self._inner = config, inner
+        self.config, self._exchange, self._inner = config, exchange, inner
         self.local_step = self.tokens = 0
         self.installed = self.frozen = False
         self._stall_s = 0.0
         self._resynced: set[int] = set()  # fragments, in the boundary under way
         dtype = config.dtype
-        self._exchange = Exchange(layout, parameters, dtype.bulk, config.merge_alpha)
         hello = Hello(
             config.identity,
             0,
@@ -97,7 +77,6 @@ class Learner:
             config.profile_hash,
             config.streams,
         )
-        inits = range(len(layout)) if config.identity == 0 else ()
         self._session = Session(len(layout))
         self._syncs = Syncs(len(layout), config.on_sync)
         self.link = Link(
@@ -105,7 +84,6 @@ class Learner:
             config.address,
             hello,
             GroupLimits(layout.wire, dtype, Direction.TO_LEARNER),
-            {f: encode(self._exchange.values(f), dtype.bulk) for f in inits},
             config.hmac_key,
             config.max_reconnects,
             config.client_tls,
@@ -116,9 +94,13 @@ class Learner:
     def start(self) -> None:
         """Dial; with ``wait_for_start`` return once every fragment has its first anchor.
 
-        Raises ConnectionLostError after ``connect_timeout_s``, RefusedError when the syncer says no.
+        Raises ConnectionLostError after ``connect_timeout_s``, RefusedError when the syncer says no, NonFiniteError
+        when learner 0's starting values cannot be sent.
         """
-        self.link.start(at_exit=self.close)
+        inits = range(len(self._session.versions)) if self.config.identity == 0 else ()
+        self.link.start(
+            at_exit=self.close, inits={f: encode(self._exchange.values(f), self.config.dtype.bulk) for f in inits}
+        )
         if self.config.wait_for_start:
             self._await_start()
         self._syncs.begin()
@@ -135,8 +117,10 @@ class Learner:
             ),
         )
 
-    def stepped(self, tokens: int) -> None:
-        """A local step was made; do what is due."""
+    def stepped(self, tokens: int | None) -> None:
+        """The end of a ``step()`` that made a local step of ``tokens``, or None: that made none. Do what is due."""
+        if tokens is None:
+            return
         self.local_step = self.link.local_step = self.local_step + 1
         self.tokens += tokens
         if self._session.attention:
@@ -147,6 +131,10 @@ class Learner:
 
         Raises RunError when it does not come in time, and whatever ended the session.
         """
+        self._serve_to_the_end(timeout_s)
+        self.link.close()
+
+    def _serve_to_the_end(self, timeout_s: float | None) -> None:
         limit_s = self.config.final_timeout_s if timeout_s is None else timeout_s
         with self.link.lock:
             if self.installed and self._session.phase is Phase.CLOSED:
@@ -157,7 +145,6 @@ class Learner:
             limit_s,
             lambda waiting: RunError(f"the run did not end within {limit_s:g} s: still waiting for {waiting}"),
         )
-        self.link.close()
 
     def resync(self) -> None:
         """Overwrite the parameters with the last broadcasts. Raises RunError once no step may be made any more."""
@@ -206,6 +193,10 @@ class Learner:
         finally:  # on_sync may raise anything
             self.link.close()
 
+    def abandon(self) -> None:
+        """Leave without waiting: the optimizer is gone."""
+        self.link.abandon()
+
     @property
     def finished(self) -> bool:
         return self._session.finished
@@ -247,7 +238,11 @@ class Learner:
             if now >= say_at:
                 log.warning("waiting for %s", waiting)
                 say_at = now + _SAY_EVERY_S
-            self.link.wait(done, min(deadline, say_at) - now)
+            self._wait(done, min(deadline, say_at) - now)
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Until ``ready()`` (called under the lock), or something is to be done; at most ``timeout_s``."""
+        self.link.wait(ready, timeout_s)
 
     def _boundary(self) -> None:
         started = clock()
@@ -288,7 +283,7 @@ class Learner:
                     self._session.installed(effect.manifest)
                 self.link.nudge()
                 # Training is over, so this wait costs nothing: a loop on `finished` makes no step too many.
-                self.link.wait(lambda: self._session.finished, _ACK_S)
+                self._wait(lambda: self._session.finished, _ACK_S)
             case Fail():
                 raise effect.error.with_traceback(None)
 
@@ -312,25 +307,18 @@ class Learner:
 
     def _resync(self, respond: Respond, error: NonFiniteError) -> None:
         """Put every fragment that is not sound back on its anchor, and forget what the inner optimizer made of it."""
-        bad: list[torch.Tensor] = []
         for fragment in range(len(self._session.versions)):
             unsound = self._exchange.unsound(fragment)
             anchor = self._session.anchor(fragment)
             if anchor is None or not (unsound or fragment == respond.pull.fragment):
                 continue
             self._exchange.adopt(fragment, anchor, Write.OVERWRITE)
-            bad += unsound
+            self._forget(unsound)
             self._resynced.add(fragment)
-        for optimizer in self._inner:
-            for parameter in bad:
-                if not _is_finite(optimizer.state.get(parameter, {})):
-                    del optimizer.state[parameter]
         log.warning("%s; fragments %s were put back on the last broadcast", error, sorted(self._resynced))
         with self.link.lock:
             self._session.resynced(respond, sorted(self._resynced), self.local_step, self.tokens)
 
-
-def _is_finite(state: Any) -> bool:
-    """Are all tensors of one parameter's optimizer state finite?"""
-    values = state.values() if isinstance(state, dict) else ()
-    return all(bool(torch.isfinite(v).all()) for v in values if isinstance(v, torch.Tensor))
+    def _forget(self, parameters: Sequence[Tensor]) -> None:
+        """Drop what the inner optimizer made of parameters that were not sound."""
+        forget(self._inner, parameters)

@@ -96,7 +96,6 @@ class Link:
         address: host and port.
         hello: its generation is replaced by a fresh one each time.
         limits: what may come in.
-        inits: encoded starting values per fragment, on learner 0; dropped as the fragments are seen.
         mac_key: signs HELLO.
         max_reconnects: redials since the last broadcast before giving up; None = never.
         tls: how to secure every socket; None = not at all.
@@ -112,7 +111,6 @@ class Link:
         address: tuple[str, int],
         hello: Hello,
         limits: GroupLimits,
-        inits: Mapping[int, Buffer],
         mac_key: bytes | None = None,
         max_reconnects: int | None = None,
         tls: ClientTls | None = None,
@@ -124,7 +122,7 @@ class Link:
         self._work = Condition(self.lock)  # the link thread waits here
         self._address, self._hello, self._limits, self._mac_key = address, hello, limits, mac_key
         self._tls = tls
-        self._inits = dict(inits)
+        self._inits: dict[int, Buffer] = {}
         self._redial = Redial(max_reconnects)
         self._group: Group | None = None
         self._lost = self._stopping = False
@@ -138,8 +136,14 @@ class Link:
 
     # ------------------------------------------------------------------------------------------ the owner's calls
 
-    def start(self, at_exit: Callable[[], None]) -> None:
-        """Begin to dial. ``at_exit`` is called if the process exits before ``close``."""
+    def start(self, at_exit: Callable[[], None], inits: Mapping[int, Buffer]) -> None:
+        """Begin to dial.
+
+        Args:
+            at_exit: called if the process exits before ``close``.
+            inits: encoded starting values per fragment, on learner 0; dropped as the fragments are seen.
+        """
+        self._inits = dict(inits)
         self._at_exit = atexit.register(at_exit)
         self._thread.start()
 

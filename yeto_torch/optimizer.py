@@ -20,11 +20,13 @@ from typing import Any
 import torch
 
 from yeto_torch.config import LearnerConfig, disabled
+from yeto_torch.exchange import Exchange
 from yeto_torch.folder import RunFolder
 from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of
-from yeto_torch.learner import Learner, Stats
+from yeto_torch.learner import Learner
 from yeto_torch.protocol.errors import RunError
 from yeto_torch.protocol.layout import Layout
+from yeto_torch.stats import Stats
 from yeto_torch.syncs import OnSync
 from yeto_torch.wrapper import Closure, OptimizerWrapper
 
@@ -137,14 +139,15 @@ class YetoOuterOptimizer(OptimizerWrapper):
         self._in_layout = {id(p) for p in parameters.values()}
         if config.run_dir is not None and config.identity == 0:
             _save_layout(self._layout, Path(config.run_dir))
-        learner = Learner(config, self._layout, bind(self._layout, parameters), self._inner)
+        exchange = Exchange(self._layout, bind(self._layout, parameters), config.dtype.bulk, config.merge_alpha)
+        learner = Learner(config, self._layout, exchange, self._inner)
         try:
             learner.start()
         except BaseException:
             learner.close()
             raise
         self._learner = learner
-        weakref.finalize(self, learner.link.abandon).atexit = False  # at exit the link leaves by itself
+        weakref.finalize(self, learner.abandon).atexit = False  # at exit the link leaves by itself
 
     # ------------------------------------------------------------------------------------------ training
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from yeto_torch.learner import Stats
+    from yeto_torch.stats import Stats
 
 
 @dataclass(frozen=True, slots=True)

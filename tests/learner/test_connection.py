@@ -294,7 +294,7 @@ def test_report_and_acknowledgement_are_queued_once_per_generation():
     session = Session(1)
     layout = WireLayout((WireFragment(MergeMode.RDA, (1,)),))
     hello = Hello(0, 1, WireDType.F32, layout, bytes(32), bytes(32), None, 0)
-    link = Link(session, ("127.0.0.1", 1), hello, GroupLimits(layout, hello.dtype, Direction.TO_LEARNER), {})
+    link = Link(session, ("127.0.0.1", 1), hello, GroupLimits(layout, hello.dtype, Direction.TO_LEARNER))
     session.attached(5)
     session.freeze(3, 30)
     cut = FinalManifest(1, (1,))
