@@ -26,7 +26,7 @@ from yeto_torch import YetoOuterOptimizer
 from yeto_torch.fragments import collect, layout_of
 from yeto_torch.protocol.layout import contract_hash
 
-Inner = torch.optim.Optimizer
+Inner = torch.optim.Optimizer | list[torch.optim.Optimizer]
 RUN_ID = "contract"
 AGAIN = str(Path(__file__).with_name("again.py"))
 
@@ -95,7 +95,7 @@ class Yeto(Subject):
         assert self._processes is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it says of the model it says again to the user
-            layout = layout_of(collect([inner], model))
+            layout = layout_of(collect(inner if isinstance(inner, list) else [inner], model))
         key = layout.fingerprint
         if key not in self._addresses:
             folder = self._processes.folder / f"fleet {len(self._addresses)}"

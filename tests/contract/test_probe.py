@@ -3,22 +3,11 @@
 import pytest
 
 from tests.contract.keeping import SCHEDULES, classes_of_torch
-from tests.contract.probe import ask, asking, probe, table
+from tests.contract.probe import ask, probe, table
 from tests.contract.registry import CHECKS
 from tests.contract.subjects import SUBJECTS, Subject, Yeto, available, versions
-from tests.support.processes import Processes
 
 HEAD = "| | plain |"
-
-
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory, zygote):
-    processes = Processes(tmp_path_factory.mktemp("contract"), zygote)
-    try:
-        with asking(Yeto.name, processes) as subject:
-            yield subject
-    finally:
-        processes.close()
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.sentence)
