@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from yeto_torch.fragments import clean_name
 from yeto_torch.protocol.layout import Layout
 
 
@@ -31,7 +32,7 @@ def loss_of(model: nn.Module, learner_id: int, step: int) -> torch.Tensor:
 
 def flat(model: nn.Module, layout: Layout) -> list[np.ndarray]:
     """A copy of the parameters of every fragment: [numel] f32."""
-    named = dict(model.named_parameters())
+    named = {clean_name(name): parameter for name, parameter in model.named_parameters()}
     return [
         np.concatenate([named[t.name].detach().float().numpy().ravel() for t in fragment.tensors])
         for fragment in layout.fragments
