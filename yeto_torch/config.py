@@ -64,6 +64,7 @@ class LearnerConfig:
         hmac_key: signs HELLO. Env YETO_HMAC_KEY_FILE names a file with the key.
         tls: True, a path to a CA file, or a mapping of ca, cert, key and server_hostname; see ``security``. Env
             YETO_TLS_CA, YETO_TLS_CERT and YETO_TLS_KEY.
+        process_group: of ``torch.distributed``: the ranks of this learner; None = this process alone.
         budget_steps: the learner-budget target. Env YETO_BUDGET_STEPS.
         wait_for_start: the constructor returns once the fleet's weights are installed.
         on_nonfinite: ``"raise"``, or ``"resync"`` to drop local progress and take the anchor again.
@@ -141,10 +142,6 @@ class LearnerConfig:
         _ = self.client_tls
         if self.on_sync is not None and not callable(self.on_sync):
             raise ValueError(f"on_sync={self.on_sync!r}: must be a function of one argument, the Sync, or None")
-        if self.process_group is not None:
-            raise ValueError(
-                "process_group: a learner of several ranks is not available in this version; leave it None"
-            )
 
     def _check_identity(self) -> None:
         if self.syncer is None:

@@ -116,6 +116,11 @@ def kept(named_parameters: NamedParameters | None) -> NamedParameters | None:
     return list(named_parameters)
 
 
+def raw_names(inner: Sequence[torch.optim.Optimizer], named_parameters: NamedParameters | None) -> list[str]:
+    """The names as they are given, with the wrappers' segments. Raises ValueError as ``collect`` does."""
+    return [name for name, _ in _names(inner, named_parameters)]
+
+
 def _names(
     inner: Sequence[torch.optim.Optimizer], named_parameters: NamedParameters | None
 ) -> Iterator[tuple[str, torch.Tensor]]:

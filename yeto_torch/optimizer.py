@@ -19,15 +19,18 @@ from typing import Any
 
 import torch
 
+from yeto_torch.assembly import Assembly
 from yeto_torch.config import LearnerConfig, disabled
-from yeto_torch.exchange import Exchange
 from yeto_torch.folder import RunFolder
-from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of
+from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of, raw_names
+from yeto_torch.island import Follower, enlist
 from yeto_torch.learner import Learner
 from yeto_torch.protocol.errors import RunError
 from yeto_torch.protocol.layout import Layout
+from yeto_torch.shards import check_shards, check_wrapping
 from yeto_torch.stats import Stats
 from yeto_torch.syncs import OnSync
+from yeto_torch.team import Team
 from yeto_torch.wrapper import Closure, OptimizerWrapper
 
 
@@ -53,7 +56,9 @@ class YetoOuterOptimizer(OptimizerWrapper):
         contract: 32 bytes instead of the contract derived from ``run_id``.
         hmac_key: signs HELLO. Default: the file that YETO_HMAC_KEY_FILE names.
         tls: ``True``, a path to a CA file, or a mapping; see ``security``. Default: YETO_TLS_CA, _CERT and _KEY.
-        process_group: not available in this version.
+        process_group: the ranks of this learner, if they are several (``dist.group.WORLD``); see ``island``. Every
+            rank makes the same calls with its own part of the model and its own tokens; what is no parameter counts
+            as rank 0 was told.
         budget_steps: the learner-budget target. Default: YETO_BUDGET_STEPS.
         wait_for_start: False returns at once; steps made before the first weights come are overwritten by them.
         on_nonfinite: ``"raise"``, or ``"resync"``: drop local progress and take the last broadcast again.
@@ -100,7 +105,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
         on_sync: OnSync | None = None,
     ) -> None:
         super().__init__(inner)
-        self._learner: Learner | None = None
+        self._learner: Learner | Follower | None = None
         self._counted: int | None = None  # tokens of the step to come
         self._warned = self._ended = False
         self._rules: dict[str, Any] = {
@@ -109,38 +114,42 @@ class YetoOuterOptimizer(OptimizerWrapper):
             "matrix_merge": matrix_merge,
             "average": average,
         }
-        if disabled():
-            self._named = kept(named_parameters)
-            return
-        config = LearnerConfig.resolve(
-            syncer=syncer,
-            learner_id=learner_id,
-            run_id=run_id,
-            **self._rules,
-            wire_dtype=wire_dtype,
-            streams=streams,
-            merge_alpha=merge_alpha,
-            tokens_per_step=tokens_per_step,
-            profile=profile,
-            contract=contract,
-            hmac_key=hmac_key,
-            tls=tls,
-            process_group=process_group,
-            budget_steps=budget_steps,
-            wait_for_start=wait_for_start,
-            on_nonfinite=on_nonfinite,
-            max_reconnects=max_reconnects,
-            connect_timeout_s=connect_timeout_s,
-            final_timeout_s=final_timeout_s,
-            on_sync=on_sync,
-        )
-        parameters = collect(self._inner, named_parameters)
-        self._layout = layout_of(parameters, **self._rules)
+        self._named = named = kept(named_parameters)
+        team = None if process_group is None else Team(process_group)
+        with Assembly(team) as assembly:
+            assembly.disabled = disabled()
+            if assembly.disabled:
+                return
+            config = LearnerConfig.resolve(
+                syncer=syncer,
+                learner_id=learner_id,
+                run_id=run_id,
+                **self._rules,
+                wire_dtype=wire_dtype,
+                streams=streams,
+                merge_alpha=merge_alpha,
+                tokens_per_step=tokens_per_step,
+                profile=profile,
+                contract=contract,
+                hmac_key=hmac_key,
+                tls=tls,
+                process_group=process_group,
+                budget_steps=budget_steps,
+                wait_for_start=wait_for_start,
+                on_nonfinite=on_nonfinite,
+                max_reconnects=max_reconnects,
+                connect_timeout_s=connect_timeout_s,
+                final_timeout_s=final_timeout_s,
+                on_sync=on_sync,
+            )
+            check_wrapping(named, raw_names(self._inner, named), process_group)
+            parameters = collect(self._inner, named)
+            check_shards(parameters, None if team is None else team.ranks)
+            assembly.layout = self._layout = layout_of(parameters, **self._rules)
+            if config.run_dir is not None and config.identity == 0 and (team is None or team.rank == 0):
+                _save_layout(self._layout, Path(config.run_dir))
         self._in_layout = {id(p) for p in parameters.values()}
-        if config.run_dir is not None and config.identity == 0:
-            _save_layout(self._layout, Path(config.run_dir))
-        exchange = Exchange(self._layout, bind(self._layout, parameters), config.dtype.bulk, config.merge_alpha)
-        learner = Learner(config, self._layout, exchange, self._inner)
+        learner = enlist(config, self._layout, bind(self._layout, parameters), self._inner, team)
         try:
             learner.start()
         except BaseException:
@@ -180,12 +189,16 @@ class YetoOuterOptimizer(OptimizerWrapper):
             return super()._step(closure, **inner_arguments)
         if learner.installed:
             self._warn_ended()
-            return _value(closure)
+            value = _value(closure)
+            learner.stepped(None)
+            return value
         if learner.frozen:
             raise RunError("step() after report_budget(): the parameters are frozen; call finish()")
         count = self._counted if tokens is None else _add("step", self._counted, tokens)
         loss = super()._step(closure, **inner_arguments)
-        if not self._was_skipped(inner_arguments):
+        if self._was_skipped(inner_arguments):
+            learner.stepped(None)
+        else:
             self._counted = None
             learner.stepped(learner.config.tokens_per_step if count is None else count)
         return loss

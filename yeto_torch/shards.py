@@ -36,13 +36,15 @@ def is_sharded(parameter: Tensor) -> bool:
 def whole(parameter: Tensor) -> Tensor:
     """All values of ``parameter``, detached: a plain one itself, a DTensor gathered from its mesh (collective)."""
     value: Any = parameter.detach()
-    return value.full_tensor() if is_sharded(value) else value
+    full: Tensor = value.full_tensor() if is_sharded(value) else value
+    return full
 
 
 def own(parameter: Tensor) -> Tensor:
     """The values of ``parameter`` that this rank holds, detached; to write into them is to write into the parameter."""
     value: Any = parameter.detach()
-    return value.to_local() if is_sharded(value) else value
+    local: Tensor = value.to_local() if is_sharded(value) else value
+    return local
 
 
 def own_part(parameter: Any, full: Tensor) -> Tensor:

@@ -54,10 +54,11 @@ class Team:
         self._control = group if "cpu" in self._backends else self._beside(group)
 
     def _beside(self, group: Any) -> Any:
+        """A gloo group of the same ranks and timeout."""
         with self.guard():
-            device = torch.device(next(iter(self._backends)))
-            timeout = getattr(getattr(group._get_backend(device), "options", None), "_timeout", None)
-            return dist.new_group(self.ranks, timeout, "gloo", use_local_synchronization=True)
+            backend = group._get_backend(torch.device(next(iter(self._backends))))
+            timeout = getattr(getattr(backend, "options", None), "_timeout", None)  # torch has no public way to ask
+            return dist.new_group(list(self.ranks), timeout, "gloo", use_local_synchronization=True)
 
     @property
     def size(self) -> int:
@@ -89,6 +90,10 @@ class Team:
     def largest(self, values: Sequence[int]) -> list[int]:
         """The element-wise maximum over all ranks, on all ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
+
+    def any(self, values: Sequence[bool]) -> list[bool]:
+        """Element by element: is it so on any rank?"""
+        return [value > 0 for value in self.largest([int(value) for value in values])]
 
     def total(self, value: int) -> int:
         """The sum over all ranks, on all ranks."""
