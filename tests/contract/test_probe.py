@@ -3,7 +3,7 @@
 import pytest
 
 from tests.contract.keeping import SCHEDULES, classes_of_torch
-from tests.contract.probe import ask, probe, table
+from tests.contract.probe import probe, table
 from tests.contract.registry import CHECKS
 from tests.contract.subjects import SUBJECTS, Subject, Yeto, available, versions
 
@@ -44,18 +44,3 @@ def test_the_readme_shows_what_the_probe_finds(root, tmp_path, zygote):
 
 def test_every_scheduler_of_torch_is_in_the_probe():
     assert classes_of_torch() <= SCHEDULES.keys()
-
-
-class StepsTwice(Subject):
-    def wrap(self, model, inner):
-        del model
-        once = inner.step
-        inner.step = lambda closure=None: (once(closure), once(closure))[1]
-        return inner
-
-
-def test_a_check_that_fails_is_told_in_a_line():
-    wrong = {check.sentence: ask(StepsTwice(), check) for check in CHECKS if check.topic == "steps"}
-    assert wrong["`step()` is the plain optimizer's, bit for bit"] is not None
-    assert "\n" not in wrong["`step()` is the plain optimizer's, bit for bit"]
-    assert wrong["`zero_grad` empties gradients, or sets them to None"] is None
