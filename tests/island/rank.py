@@ -1,16 +1,18 @@
 """One rank of a learner: the training script of the tests here.
 
 Its one argument is JSON: ``rank``, ``world``, ``rendezvous`` (a file), ``timeout_s`` (of the process group), ``wrap``
-(``plain``, ``ddp``, ``fsdp``, ``hsdp`` ...), ``seed``, ``width``, ``steps`` (then ``finish()``; null = until finished),
-``pace_s``, ``out`` (where the final parameters go), ``optimizer`` (arguments of YetoOuterOptimizer), and ``trouble``:
-what happens at step ``at`` on rank ``on``. It prints a line when it has joined, one per global step it sees, and one at
-the end.
+(``plain``, ``ddp``, ``fsdp``, ``hsdp``), ``seed``, ``widths`` (of the model, per rank), ``steps`` (then ``finish()``;
+null = until finished), ``budget`` (to report), ``pace_s``, ``out`` (where the final parameters go), ``grouped`` (false:
+without a process group), ``optimizer`` (arguments of YetoOuterOptimizer), and ``trouble``: what happens behind step
+``at`` on rank ``on``. It prints a line when it has joined, one per global step it sees, and one at the end.
 """
 
 import json
 import sys
+import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,61 +33,53 @@ def main() -> None:
         world_size=options["world"],
         timeout=timedelta(seconds=options.get("timeout_s", 20)),
     )
+    group = dist.group.WORLD if options.get("grouped", True) else None
+    options["optimizer"] = {"process_group": group, "streams": 1, "fragments": 3, **options["optimizer"]}
     try:
         train(options)
     except Exception as error:
         print(f"raised {type(error).__name__}: {error}")
         raise
-    finally:
-        print("left")
 
 
-def train(options: dict) -> None:
-    rank = options["rank"]
+def train(options: dict[str, Any]) -> None:
+    rank, how, step, seen = options["rank"], options.get("wrap", "ddp"), 0, -1
     # every learner starts elsewhere, its ranks from one place
-    model = wrapped(toy(options.get("seed", 0), options.get("width", 24)), options.get("wrap", "ddp"))
-    inner = torch.optim.AdamW(model.parameters(), lr=options.get("lr", 0.01))
-    arguments = {"process_group": dist.group.WORLD, "streams": 1, "connect_timeout_s": 60, "final_timeout_s": 60}
-    trouble = options.get("trouble", {})
-    step, seen = 0, -1
-    with YetoOuterOptimizer(inner, model.named_parameters(), **arguments, **options.get("optimizer", {})) as optimizer:
-        print(
-            f"joined at {optimizer.stats.global_step}, weights {digest(np.concatenate(whole_values(model, optimizer.layout)))}"
-        )
+    parts = toy(options.get("seed", 0), options["widths"][rank] if "widths" in options else 24)
+    model = wrapped(parts, how)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with YetoOuterOptimizer(inner, model.named_parameters(), **options["optimizer"]) as optimizer:
+        start = digest(np.concatenate(whole_values(model, optimizer.layout)))
+        print(f"joined at {optimizer.stats.global_step}, weights {start}, layout {optimizer.layout.fingerprint.hex()}")
         while not optimizer.finished and step != options.get("steps"):
             step += 1
             optimizer.zero_grad()
-            loss(model, options.get("seed", 0), rank, step, options.get("wrap", "ddp")).backward()
-            optimizer.step(tokens=options.get("tokens", 1) + rank)
-            if trouble.get("at") == step and trouble.get("on") == rank:
-                make_trouble(trouble["what"], optimizer, model)
+            loss(model, options.get("seed", 0), rank, step, how).backward()
+            optimizer.step(tokens=1 + rank)
+            for trouble in options.get("trouble", ()):
+                if trouble["at"] == step and trouble["on"] == rank:
+                    make_trouble(trouble["what"], optimizer, model)
             if optimizer.stats.global_step != seen:
                 seen = optimizer.stats.global_step
-                print(f"step {seen} of local step {step}")
+                print(f"step {seen}")
             time.sleep(options.get("pace_s", 0.002))
-        if options.get("budget"):
+        if "budget" in options:
             optimizer.report_budget(options["budget"])
         optimizer.finish()
-        print(f"finished at {optimizer.stats.global_step}, reconnects {optimizer.stats.reconnects}")
-        values = whole_values(model, optimizer.layout)
-        print(f"local step {step}, versions {optimizer.stats.versions}")
-    if options.get("out"):
-        np.savez(options["out"], *values)
+        print(f"finished at {optimizer.stats.global_step} after {step} steps, stats {optimizer.stats.versions}")
+        np.savez(options["out"], *whole_values(model, optimizer.layout))
 
 
 def make_trouble(what: str, optimizer: YetoOuterOptimizer, model: torch.nn.Module) -> None:
     if what == "nan":
-        with torch.no_grad():
-            for parameter in model.parameters():
-                local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-                local.fill_(float("nan"))
-                break
+        first = next(model.parameters()).detach()
+        (first.to_local() if hasattr(first, "to_local") else first).fill_(float("nan"))
     elif what == "raise":
         raise ArithmeticError("the data of this rank is broken")
     elif what == "close":
         optimizer.close()
     elif what == "hang":
-        time.sleep(3600)
+        threading.Event().wait()
     else:
         raise ValueError(what)
 
