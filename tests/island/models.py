@@ -30,6 +30,10 @@ def wrapped(parts: nn.ModuleDict, how: str) -> nn.Module:
         return model
     if how == "ddp":
         return nn.parallel.DistributedDataParallel(model)
+    if how == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -56,3 +60,9 @@ def whole_values(model: nn.Module, layout: Layout) -> list[np.ndarray]:
         np.concatenate([whole[t.name].float().numpy().ravel() for t in fragment.tensors])
         for fragment in layout.fragments
     ]
+
+
+def local_values(model: nn.Module) -> list[np.ndarray]:
+    """What this rank itself holds."""
+    held: list[Any] = [parameter.detach() for parameter in model.parameters()]
+    return [(p.to_local() if hasattr(p, "to_local") else p).float().numpy().ravel() for p in held]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tests.island.models import loss, whole_values, wrapped
+from tests.island.models import local_values, loss, whole_values, wrapped
 from tests.support.toy import digest, toy
 from yeto_torch import YetoOuterOptimizer
 
@@ -61,7 +61,7 @@ def train(options: dict[str, Any]) -> None:
                     make_trouble(trouble["what"], optimizer, model)
             if optimizer.stats.global_step != seen:
                 seen = optimizer.stats.global_step
-                print(f"step {seen}")
+                print(f"step {seen}, local {digest(np.concatenate(local_values(model)))}")
             time.sleep(options.get("pace_s", 0.002))
         if "budget" in options:
             optimizer.report_budget(options["budget"])

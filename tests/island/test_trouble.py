@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.island.support import raised, start_island
-from tests.support.processes import until
 from tests.support.support_learner_syncer import ScriptedSyncer
 from yeto_torch.protocol.messages import BudgetDone, FinalAck, PushFragment
 
@@ -64,7 +63,8 @@ def test_a_violation_reaches_every_rank(processes, syncer):
 @pytest.mark.parametrize(("wrap", "on"), [("plain", 0), ("plain", 1), ("fsdp", 1)])
 def test_a_value_that_is_not_finite_on_one_rank_ends_all(processes, syncer, wrap, on):
     ranks, group = started(processes, syncer, wrap=wrap, trouble=[{"at": 1, "on": on, "what": "nan"}])
-    until(lambda: all("step 1" in rank.lines for rank in ranks), "the first step")
+    for rank in ranks:
+        rank.wait_for("^step 1,")
     group.pull(0, 4)
     group.pull(1, 5)
     group.pull(2, 6)
@@ -140,3 +140,23 @@ def test_a_budget_is_reported_by_all(processes, syncer):
 def test_a_wrong_budget_is_wrong_on_every_rank(processes, syncer):
     ranks, _ = started(processes, syncer, steps=3, budget=5, optimizer={"budget_steps": 5})
     assert raised(ranks) == ["ValueError: report_budget(5): 3 local steps were made"] * 2
+
+
+@pytest.mark.parametrize("on", [0, 1])
+def test_a_resync_puts_every_rank_back_on_the_last_broadcast(processes, syncer, on):
+    trouble = [{"at": 1, "on": on, "what": "nan"}]
+    options = {"on_nonfinite": "resync", "merge_alpha": 0.5}
+    ranks, group = started(processes, syncer, pace_s=0.02, optimizer=options, trouble=trouble)
+    for rank in ranks:
+        rank.wait_for("^step 1,")
+    group.pull(0, 4)
+    group.pull(1, 5)
+    for fragment in (0, 1):
+        push = group.push(fragment=fragment)
+        assert group.delta(push).isfinite().all()
+        assert push.c_tokens == 3 * push.c_steps
+    assert any("is not finite" in line and "were put back" in line for line in ranks[0].lines)
+    group.broadcast_all(8, values(group, 8))  # half of the local value stays: equal only if the ranks were
+    locally = {rank.wait_for(r"^step 8, local (\w+)")[1] for rank in ranks}
+    assert len(locally) == 1
+    finished(ranks, group, 9)
