@@ -18,7 +18,7 @@ Numbers = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 LARGEST_ID = 2**32 - 1
-_LARGEST_WHOLE = 2**63 - 1  # what a column holds
+_LARGEST_WHOLE = 10**12  # rounds, steps or bytes of one line; neighbours stay apart in a picture
 _LARGEST_TIME_S = 2.5e11  # the year 9892
 _LARGEST_NUMBER = 1e100  # sums of many stay finite
 _TEXT_CHARACTERS = 300

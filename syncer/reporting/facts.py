@@ -132,7 +132,7 @@ def _summary(columns: Columns, fragments: int, behind: Numbers) -> Summary:
         ms_median=float(np.median(columns.ms)),
         ms_p95=float(np.percentile(columns.ms, 95)),
         ms_longest=float(columns.ms.max()),
-        fresh=float((behind == 0).mean()) if len(behind) else 0.0,
+        fresh=float((behind == 0).mean()) if len(behind) else 1.0,
         retries=int(np.maximum(columns.attempt - 1, 0).sum()),
         rejected=tuple(rejected.most_common()),
         refused=sum(event.name == "reject" and event.fields.get("what") == "hello" for event in columns.events),
