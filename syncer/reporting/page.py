@@ -57,6 +57,7 @@ def page_of(facts: Facts, name: str) -> str:
         sections=_sections(facts),
         learners=_most_missing(facts.learners),
         all_learners=len(facts.learners),
+        most_share=max(row.share for row in facts.learners) or 1.0,
         reasons=[(words.count(number), _REASONS.get(key, key)) for key, number in facts.summary.rejected[:12]],
         events_first=_rows(events[:_EVENTS_FIRST] if cut else events, facts.summary.began),
         events_last=_rows(events[-_EVENTS_LAST:] if cut else (), facts.summary.began),
