@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow sim crash hostile fuzz lint wheel notebooks clean
+.PHONY: help demo test slow sim crash hostile fuzz bench bench-quick bench-rivals lint wheel notebooks clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo  ## train real digits with a syncer and two learners on this machine (ARGS="--split classes")
 	@$(BIN)/python -m yeto_torch.demo $(ARGS)
@@ -33,6 +33,14 @@ TIME ?= 60
 fuzz: $(VENV)/.installed-fuzz  ## coverage-guided search for inputs that break a promise (TIME=seconds, ARGS=target)
 	@$(BIN)/python -m tests.fuzz.run --time $(TIME) $(ARGS)
 
+bench: $(VENV)/.installed-test  ## every figure of benchmarks/README.md, for a machine with nothing else to do (ARGS="step wire")
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-quick: $(VENV)/.installed-test  ## the same at smaller sizes: under two minutes, on a quiet machine
+	@$(BIN)/python -m benchmarks --quick $(ARGS)
+
+bench-rivals: .venv-rivals-torchft/.installed .venv-rivals-hivemind/.installed  ## what a whole round is compared with (Linux, a few minutes)
+
 lint: $(VENV)/.installed-test  ## ruff (rules and format) and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -55,6 +63,14 @@ clean:  ## what can be made again, but for .venv and runs
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python
 	@echo "installing yeto-torch[$*] into $(VENV) (the first time this downloads PyTorch: some minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@touch $@
+
+# Rivals need other versions of what we need, but not another torch: their own packages come first on the path, ours behind.
+.venv-rivals-%/.installed: benchmarks/rivals/%.txt | $(VENV)/.installed-test
+	@echo "installing $$(tail -n 1 $<) into $(@D)"
+	@$(BIN)/python -m venv $(@D)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(@D)/lib/python3*/site-packages)/shared.pth
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 # The first interpreter that is new enough and can make a virtual environment.
