@@ -92,7 +92,7 @@ class Fleet:
         member = ev.Member(learner, self._tickets)
         up = (self._lines[learner][0], self._down)
         self._learners[member] = Learner(
-            self.agenda, self._situation, self._settings, self.layout, member, up, self._post
+            self.agenda, self._situation, self._settings, self.layout, member, up, self._rng.random(), self._post
         )
         self._waiting[member], self._under_way[member] = {}, 0
         self.agenda.after(self._situation.latency_s, self._post, ev.HelloArrived(self._tickets, hello))

@@ -35,7 +35,8 @@ class Learner:
 
     Args:
         post: hands an event to the syncer.
-        up, arrives_through: its own line up, and the pipes its messages pass.
+        up: the pipes its messages pass: its own line, and the syncer's.
+        phase: 0 to 1; which part of a step lies before its first one. No two machines begin together.
     """
 
     def __init__(
@@ -46,10 +47,11 @@ class Learner:
         layout: WireLayout,
         member: ev.Member,
         up: tuple[Pipe, ...],
+        phase: float,
         post: Callable[[ev.Event], None],
     ) -> None:
         self._agenda, self._situation, self._settings, self._layout = agenda, situation, settings, layout
-        self.member, self._up, self._post = member, up, post
+        self.member, self._up, self._phase, self._post = member, up, phase, post
         self.step_s = situation.step_s / situation.speed(member.learner_id)
         self._slots = [_Slot() for _ in range(len(layout))]
         self._origin: float | None = None  # when its first step began, moved on by what it has stalled
@@ -84,7 +86,7 @@ class Learner:
         if self._origin is None:  # the constructor waits for every first anchor
             self._adopt(0)
             if all(slot.anchor is not None for slot in self._slots):
-                self._origin = self._agenda.now
+                self._origin = self._agenda.now + self._phase * self.step_s
         self._ask_for_boundary()
 
     def _ask_for_boundary(self) -> None:

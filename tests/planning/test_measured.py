@@ -1,0 +1,98 @@
+"""Plans against real runs of the same fleet: a real syncer, real learners with paced steps, links of a known rate.
+
+Here time itself is the subject, so the machine must have time to spare; the figures may differ by 15 %.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from syncer.planning.forecast import forecast
+from syncer.planning.situation import Settings, Situation
+from syncer.tape import merges
+from tests.support.proxy import Pipe, Proxy
+from yeto_torch.protocol.constants import WireDType
+
+WIDTH, STEP_S, ROUNDS, WARM_UP = 256, 0.025, 160, 40
+PARAMETERS = 8 * WIDTH * WIDTH
+
+
+class Link:
+    """A line of ``rate`` bytes per second each way, shared by all connections of one learner."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.nbytes = rate, {True: 0, False: 0}
+        self._free_at = {True: 0.0, False: 0.0}
+        self._lock = threading.Lock()
+
+    def __call__(self, _pipe: Pipe, up: bool, data: bytes) -> bytes:
+        with self._lock:
+            self.nbytes[up] += len(data)
+            self._free_at[up] = max(time.monotonic(), self._free_at[up]) + len(data) / self.rate
+            due = self._free_at[up]
+        time.sleep(max(0.0, due - time.monotonic()))
+        return data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "interval", "rate", "learners"),
+    [
+        pytest.param(WireDType.BF16, 48.0, 1e9, 2, id="a fast network"),
+        pytest.param(WireDType.BF16, 48.0, 1.5e6, 2, id="a link half used"),
+        pytest.param(WireDType.Q4, 24.0, 1.5e6, 2, id="four bits up"),
+        pytest.param(WireDType.F32, 24.0, 1.5e6, 2, id="a link that cannot keep up"),
+    ],
+)
+def test_a_plan_is_what_happens(processes, dtype, interval, rate, learners):
+    syncer = processes.syncer(
+        f"schedule.sync_interval_steps={interval}",
+        f"schedule.quorum={learners}",
+        "checkpoint.path=null",
+        "final.state_path=null",
+        learners=learners,
+        total_steps=ROUNDS,
+    )
+    links = [Link(rate) for _ in range(learners)]
+    proxies = [Proxy(syncer.address, record=False) for _ in range(learners)]
+    for proxy, link in zip(proxies, links, strict=True):
+        proxy.rule = link
+    options = {"run_id": "planned", "wire_dtype": dtype.name.lower()}
+    children = [
+        processes.start(
+            f"learner {i}",
+            ["-m", "tests.planning.paced", str(WIDTH), str(STEP_S),
+             json.dumps({**options, "syncer": proxy.address, "learner_id": i})],
+        )
+        for i, proxy in enumerate(proxies)
+    ]  # fmt: skip
+    steps = [child.wait_for(r"made (\d+) steps in ([\d.]+) s", 300.0) for child in children]
+    step_s = sum(float(match[2]) / int(match[1]) for match in steps) / learners
+    made = sum(int(match[1]) for match in steps)
+    for proxy in proxies:
+        proxy.__exit__()
+
+    lines = list(merges(processes.folder / "tape.jsonl"))[WARM_UP:]
+    seconds = lines[-1]["time"] - lines[0]["time"]
+    merged = sum(r["c_steps"] for line in lines[1:] for r in line["responders"]) / 8
+    measured = {
+        "rounds_per_s": (len(lines) - 1) / seconds,
+        "merged_share": merged / (learners * seconds / step_s),
+        "round_s": sum(line["ms"] for line in lines) / len(lines) / 1000,
+        # the final cut and the first weights are not the steady state a plan is about
+        "sent_per_step": (sum(link.nbytes[True] for link in links) - _starting(dtype)) / made,
+    }
+    situation = Situation(PARAMETERS, learners, step_s, rate, 1e9, latency_s=0.001)
+    planned = forecast(situation, Settings(dtype, 8, interval, learners))
+    for name, value in measured.items():
+        print(f"{name}: measured {value:.4g}, planned {getattr(planned, name):.4g}")
+    for name, value in measured.items():
+        assert getattr(planned, name) == pytest.approx(value, rel=0.15), name
+
+
+def _starting(dtype: WireDType) -> int:
+    return dtype.bulk.nbytes(PARAMETERS)
