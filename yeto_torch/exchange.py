@@ -14,7 +14,7 @@ Source: protocol v4, learner delta and alpha blend; rulings on tensors, non-fini
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from yeto_torch.protocol.layout import Layout
 from yeto_torch.protocol.messages import Buffer
 from yeto_torch.shards import is_sharded, own, own_part, whole
 
+Beside = Callable[[Tensor], Sequence[Tensor]]
+
 
 class Exchange:
     """The parameters of one model, by fragment.
@@ -36,13 +38,24 @@ class Exchange:
         parameters: those of each fragment in wire order (``fragments.bind``); any float dtype, device and strides.
         bulk: the dtype broadcasts travel in, f32 or bf16.
         alpha: weight of the local value when a broadcast is blended in.
+        beside: the points that are kept beside a parameter, of its shape; they make each of its moves with it.
+        written: called behind every write.
 
     Attributes:
         parameters: as given.
     """
 
-    def __init__(self, layout: Layout, parameters: Sequence[Sequence[Tensor]], bulk: WireDType, alpha: float) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        parameters: Sequence[Sequence[Tensor]],
+        bulk: WireDType,
+        alpha: float,
+        beside: Beside = lambda _: (),
+        written: Callable[[], None] = lambda: None,
+    ) -> None:
         self._layout, self.parameters, self._bulk, self._alpha = layout, parameters, bulk, alpha
+        self._beside, self._written = beside, written
         self._numels = layout.wire.numels
 
     def values(self, fragment: int) -> Tensor:
@@ -105,6 +118,8 @@ class Exchange:
         source = source.to(self.device(fragment))  # one upload for the whole fragment
         for parameter, part in self._parts(fragment, source):
             local, part = own(parameter), own_part(parameter, part)
+            points = [own(point) for point in self._beside(parameter)]
+            before = local.clone() if points else local
             if alpha == 0.0:
                 local.copy_(part)
             elif local.dtype in (torch.float32, torch.float64):
@@ -112,6 +127,9 @@ class Exchange:
             else:
                 blended = local.float().mul_(alpha).add_(part.to(local.device), alpha=1.0 - alpha)
                 local.copy_(blended)
+            for point in points:  # where the parameter was not finite, the point starts anew beside it
+                point.copy_(torch.where(before.isfinite(), point + (local - before), local))
+        self._written()
 
     def device(self, fragment: int) -> torch.device:
         """Where the parameters of ``fragment`` are; the CPU if they are in several places."""
