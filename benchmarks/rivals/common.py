@@ -1,0 +1,50 @@
+"""What the rivals' workers share: the questions, and tensors of the same shapes as ours."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch
+
+from benchmarks.model import Matrices
+from benchmarks.worker import Parent
+
+
+class Rival(Protocol):
+    """One rank of another system."""
+
+    def address(self) -> str | None:
+        """Where the others find this one, if they must know."""
+
+    def meet(self, at: str | None) -> None: ...
+
+    def prepare(self) -> None: ...
+
+    def sync(self) -> None: ...
+
+
+def matrices(numel: int, rank: int) -> Matrices:
+    """The model of one rank; ranks differ, so that an average is one."""
+    model = Matrices(numel)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1e-3 * rank)
+    return model
+
+
+def serve(rival: Rival, parent: Parent) -> None:
+    """Answer until the measuring process is done."""
+    parent.say(rival.address())
+    for question in parent.questions():
+        match question["ask"]:
+            case "meet":
+                rival.meet(question["at"])
+                parent.say()
+            case "prepare":
+                rival.prepare()
+                parent.say()
+            case "sync":
+                begin = time.monotonic()
+                rival.sync()
+                parent.say([begin, time.monotonic()])
