@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow sim crash hostile fuzz bench bench-quick bench-rivals lint wheel notebooks clean
+.PHONY: help demo test examples slow sim crash hostile fuzz bench bench-quick bench-rivals lint wheel notebooks clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ demo: $(VENV)/.installed-demo  ## train real digits with a syncer and two learne
 
 test: $(VENV)/.installed-test  ## the test suite (ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
+
+examples: $(VENV)/.installed-test  ## every example with a syncer and two learners, and what its ecosystem expects (minutes)
+	@$(BIN)/python -m pytest tests/examples -m "slow or not slow" $(ARGS)
 
 SEEDS ?= 1000
 sim: $(VENV)/.installed-test  ## many seeds of the simulated world (SEEDS=5000)
