@@ -75,7 +75,8 @@ class YetoCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._counts and state.num_input_tokens_seen > self._seen:
-            self._optimizer.count_tokens(state.num_input_tokens_seen - self._seen)
+            tokens = state.num_input_tokens_seen - self._seen  # of all ranks together: one of them tells
+            self._optimizer.count_tokens(tokens if state.is_world_process_zero else 0)
             self._seen = state.num_input_tokens_seen
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
