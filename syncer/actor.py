@@ -87,7 +87,8 @@ class Actor:
     def run(self, server: Server) -> fx.Finish:
         """Serve until the coordinator says Finish. A failing effect ends the run with its sentence."""
         self._server = server
-        self._progress = Progress(self.policy)
+        self._progress = Progress(self.policy, lambda: server.bytes_moved)
+        self._show(self.coordinator.waiting_for())
         try:
             while self._finish is None:
                 self._turn()
@@ -164,12 +165,17 @@ class Actor:
 
     def _explain_waiting(self) -> None:
         text, now = self.coordinator.waiting_for(), clock()
+        self._show(text)
         moved = (self.coordinator.phase, self.coordinator.committed)
         if moved != self._moved:
             self._moved, self._moved_at = moved, now
         if text != self._told and self._finish is None and now >= self._moved_at + _STALL_S:
             self._told = text
             log.info("waiting for %s", text)
+
+    def _show(self, waiting: str) -> None:
+        if self._progress is not None and self._progress.live:
+            self._progress.standing(self.coordinator.connected, waiting)
 
     def _perform(self, effects: list[fx.Effect]) -> None:
         for effect in effects:
@@ -267,7 +273,7 @@ class Actor:
         line = {**effect.line, **timings}
         self.tape.write(line)
         if self._progress is not None:
-            self._progress.committed(line, self.server)
+            self._progress.committed(line, self.coordinator.connected)
 
     def _broadcast(self, effect: fx.Broadcast) -> None:
         started = clock()

@@ -111,6 +111,7 @@ class Server:
         self._tickets: dict[int, _Ticket] = {}  # HELLO said, the actor's word awaited
         self._groups: dict[Member, _Admitted] = {}
         self._newest: dict[int, Member] = {}  # the last generation admitted per learner
+        self._moved_before = (0, 0)  # (received, sent) by groups that are gone
         self._early: OrderedDict[int, tuple[Member, _Early]] = OrderedDict()
         self._numbers = itertools.count(1)
         self._refusals = Semaphore(self._at_most(_MAX_REFUSALS))
@@ -224,10 +225,11 @@ class Server:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """(received, sent) by the groups that are live now."""
+        """(received, sent) by all groups so far; never shrinks."""
         with self._lock:
+            received, sent = self._moved_before
             groups = [entry.group for entry in self._groups.values()]
-        return sum(g.bytes_received for g in groups), sum(g.bytes_sent for g in groups)
+            return received + sum(g.bytes_received for g in groups), sent + sum(g.bytes_sent for g in groups)
 
     # ------------------------------------------------------------------ first frames
 
@@ -397,7 +399,10 @@ class Server:
 
     def _on_closed(self, member: Member, closed: Closed) -> None:
         with self._lock:
-            self._groups.pop(member, None)
+            entry = self._groups.pop(member, None)
+            if entry is not None:
+                received, sent = self._moved_before
+                self._moved_before = received + entry.group.bytes_received, sent + entry.group.bytes_sent
         violated = closed.violation.kind if closed.violation is not None else None
         self._post(ev.GroupLost(member, closed.reason, violated), time.monotonic(), None)
 

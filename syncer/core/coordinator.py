@@ -147,6 +147,11 @@ class Coordinator:
                 return "nothing: the run is over"
 
     @property
+    def connected(self) -> tuple[int, ...]:
+        """Ids of the learners that are here, ascending."""
+        return tuple(member.learner_id for member in self._roster.current)
+
+    @property
     def committed(self) -> int:
         """Global step t: rounds committed."""
         if self._flight is not None:
