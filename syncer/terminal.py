@@ -19,6 +19,7 @@ from rich.text import Text
 from syncer.progress import View
 
 _REFRESHES_PER_S = 4
+_BAR_COLUMNS, _LABEL_COLUMNS = 72, 11
 
 
 class Panel:
@@ -50,16 +51,11 @@ class Panel:
 
     def _draw(self) -> RenderableType:
         view = self._now()
-        head = Table.grid(padding=(0, 1))
-        head.add_row(
-            Text("rounds", "bold"),
-            ProgressBar(total=max(view.total or 0, 1), completed=view.step, width=32),
-            Text(f"{view.step}/{view.total}  {view.rounds_per_s:.2f} a second, {view.left}"),
-        )
         rows = Table.grid(padding=(0, 1))
-        rows.add_column(style="bold", no_wrap=True)
+        rows.add_column(style="bold", no_wrap=True, min_width=_LABEL_COLUMNS)
         rows.add_column(no_wrap=True, overflow="ellipsis")
         for name, text in (
+            ("rounds", f"{view.step}/{view.total}  {view.rounds_per_s:.2f} a second, {view.left}"),
             ("learners", view.learners),
             ("last round", view.line or "none yet"),
             ("bytes", view.traffic),
@@ -67,4 +63,4 @@ class Panel:
         ):
             if text:
                 rows.add_row(name, Text(text))
-        return Group(head, rows)
+        return Group(ProgressBar(total=max(view.total or 0, 1), completed=view.step, width=_BAR_COLUMNS), rows)

@@ -100,7 +100,7 @@ def test_a_syncer_in_a_terminal_shows_how_far_it_is_who_is_here_and_why_it_waits
         processes.start(f"learner {learner}", [SCRIPT, "{}"], environment | {"YETO_LEARNER_ID": str(learner)})
     assert screen.end() == 0
     text = screen.text
-    assert re.search(r"rounds .* 12/12  \d+\.\d\d a second, 0 s left", text, re.MULTILINE)
+    assert re.search(r"rounds +12/12  \d+\.\d\d a second, 0 s left", text, re.MULTILINE)
     assert re.search(r"learners +2 of 2 connected: #0 \w+, #1 \w+", text, re.MULTILINE)
     assert re.search(r"last round +[12] of 2 answered, round \d+ ms", text, re.MULTILINE)
     assert re.search(r"bytes +\d\.\d MB in, \d\.\d MB out \(\d\.\d and \d\.\d MB/s now\)", text, re.MULTILINE)
