@@ -63,4 +63,6 @@ class Panel:
         ):
             if text:
                 rows.add_row(name, Text(text))
-        return Group(ProgressBar(total=max(view.total or 0, 1), completed=view.step, width=_BAR_COLUMNS), rows)
+        bar = Table.grid()  # a bar alone ends without a new line
+        bar.add_row(ProgressBar(total=max(view.total or 0, 1), completed=view.step, width=_BAR_COLUMNS))
+        return Group(bar, rows)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from yeto_torch.crew import Crew
 from yeto_torch.folder import RunFolder
 from yeto_torch.processes import Child, Children, Event, Exited, Line, Signalled
 
@@ -54,6 +55,7 @@ class Launch:
         folder: where everything of the run lies.
         learners: how many learners, ids 0 to learners - 1.
         command: what to give the Python interpreter for one learner: a script or ``-m module``, and its arguments.
+        nproc_per_learner: how many rank processes a learner is.
         overrides: ``key=value`` for the syncer; they win over the launcher's own.
         max_restarts: how often each learner may be started again after it failed.
         grace_s: how long an interrupted child may take to end before it is killed.
@@ -67,6 +69,7 @@ class Launch:
     max_restarts: int = 0
     grace_s: float = 30.0
     secrets: Secrets = Secrets()
+    nproc_per_learner: int = 1
 
     def syncer_command(self) -> list[str]:
         """``python -m syncer`` with the run folder's files, under the user's own keys."""
@@ -89,7 +92,7 @@ class Launch:
         """What every child gets on top of our own environment."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         env = {
-            "OMP_NUM_THREADS": str(max(1, cores // self.learners)),  # N learners share the cores
+            "OMP_NUM_THREADS": str(max(1, cores // (self.learners * self.nproc_per_learner))),  # they share the cores
             "PYTHONFAULTHANDLER": "1",  # a crash in native code has a traceback too
         }
         env |= os.environ
@@ -153,6 +156,8 @@ class Fleet:
     | syncer, code 0 | the learners finish their own work; one that had not joined yet is stopped: it came too late |
     | syncer, else | it is the failure; the learners are stopped |
     | learner, code 0 | the others go on |
+    | one rank of a learner, code 0 | its other ranks go on |
+    | one rank of a learner, else | its other ranks are ended by SIGTERM, SIGKILL after ``grace_s``; then as below |
     | learner, else | started again while it may be; then it is the failure, and the others go on |
     | the last learner, having failed | the syncer is stopped: nobody is left to train |
     | the last learner, code 0 | the syncer has ``IDLE_SYNCER_S`` to end by itself |
@@ -165,9 +170,9 @@ class Fleet:
     note: Callable[[str], None]
     children: Children = field(default_factory=Children)
     _syncer: Child | None = None
-    _learners: dict[Child, int] = field(default_factory=dict)  # the living ones
-    _joined: set[Child] = field(default_factory=set)
-    _too_late: set[Child] = field(default_factory=set)
+    _crews: list[Crew] = field(default_factory=list)  # the learners that live
+    _joined: set[Crew] = field(default_factory=set)
+    _too_late: set[Crew] = field(default_factory=set)
     _starts: dict[int, int] = field(default_factory=dict)
     _address: str = ""
     _held_back: dict[Child, list[str]] = field(default_factory=dict)
@@ -213,7 +218,7 @@ class Fleet:
                 self._syncer_ended(child, code)
             case Exited(child, code):
                 self._flush(child)
-                self._learner_ended(child, code)
+                self._rank_ended(self._crew_of(child), child, code)
             case Signalled():
                 if self._interrupted:
                     self._kill()
@@ -227,7 +232,7 @@ class Fleet:
                 for learner in range(self.launch.learners):
                     self._start_learner(learner, found[1])
             elif found := _JOINED.search(text):
-                self._joined.update(c for c, learner in self._learners.items() if learner == int(found[1]))
+                self._joined.update(crew for crew in self._crews if crew.learner == int(found[1]))
         elif child in self._held_back or (self._told_to_end(child) and text.startswith(_TRACEBACK)):
             self._held_back.setdefault(child, []).append(text)
         else:
@@ -251,25 +256,34 @@ class Fleet:
         elif not self._starts:
             self._code, self._note = 1, "the syncer ended before it listened"
         else:
-            self._too_late = self._learners.keys() - self._joined
+            self._too_late = set(self._crews) - self._joined
             for late in self._too_late:
                 self.note(f"the run was complete before {late.name} had joined; stopping it")
-            self._interrupt(self._too_late)
+                self._tell(late.living, signal.SIGINT)
 
-    def _learner_ended(self, child: Child, code: int) -> None:
-        learner = self._learners.pop(child)
+    def _rank_ended(self, crew: Crew, child: Child, code: int) -> None:
+        is_told = self._is_leaving(crew)
+        is_first = crew.ended(child, code)
+        if is_first and crew.living and not is_told:
+            self.note(f"{child.name} ended with exit code {code}; ending the other ranks of {crew.name}")
+            self._tell(crew.living, signal.SIGTERM)
+        if not crew.living:
+            self._crews.remove(crew)
+            if not is_told:
+                self._learner_ended(crew)
+
+    def _learner_ended(self, crew: Crew) -> None:
         syncer_lives = self._syncer is not None and self._syncer.code is None
-        if self._told_to_end(child):
-            return
-        if code != 0:
-            if syncer_lives and self._starts[learner] <= self.launch.max_restarts:
-                self.note(f"{child.name} ended with exit code {code}; starting it again")
-                self._start_learner(learner, self._address)
+        if crew.failure is not None:
+            child, code = crew.failure
+            if syncer_lives and self._starts[crew.learner] <= self.launch.max_restarts:
+                self.note(f"{crew.name} ended with exit code {code}; starting it again")
+                self._start_learner(crew.learner, self._address)
                 return
-            self.note(f"{child.name} failed with exit code {code}" + ("; the others go on" if self._learners else ""))
+            self.note(f"{crew.name} failed with exit code {code}" + ("; the others go on" if self._crews else ""))
             self._fail(child, code)
-        if not self._learners and syncer_lives:
-            if code != 0:
+        if not self._crews and syncer_lives:
+            if crew.failure is not None:
                 self._stop("no learner is left; stopping the syncer")
             else:
                 self._idle_deadline = time.monotonic() + IDLE_SYNCER_S
@@ -280,8 +294,18 @@ class Fleet:
 
     # what must be done
 
+    def _crew_of(self, child: Child) -> Crew:
+        return next(crew for crew in self._crews if child in crew.living)
+
+    def _is_leaving(self, crew: Crew) -> bool:
+        """Was it told to, by us or by a signal to us, so that its exit codes mean nothing?"""
+        return self._stopping or crew in self._too_late
+
     def _told_to_end(self, child: Child) -> bool:
-        return self._stopping or child in self._too_late
+        if self._stopping or child is self._syncer:
+            return self._stopping
+        crew = self._crew_of(child)
+        return self._is_leaving(crew) or crew.failure is not None
 
     def _stop(self, why: str) -> None:
         if self._stopping:
@@ -289,11 +313,11 @@ class Fleet:
         self._stopping = True
         if self.children.alive:
             self.note(why)
-        self._interrupt(self.children.alive)
+        self._tell(self.children.alive, signal.SIGINT)
 
-    def _interrupt(self, children: Collection[Child]) -> None:
+    def _tell(self, children: Collection[Child], signum: int) -> None:
         for child in children:
-            child.signal(signal.SIGINT)
+            child.signal(signum)
         if children:
             self._deadline = time.monotonic() + self.launch.grace_s
 
@@ -328,9 +352,12 @@ class Fleet:
     def _start_learner(self, learner: int, address: str) -> None:
         self._address = address
         self._starts[learner] = self._starts.get(learner, 0) + 1
+        crew = Crew(learner, self.launch.nproc_per_learner, self._starts[learner] - 1, self.run_id)
+        self._crews.append(crew)
         env = self.launch.environment(self.run_id) | {"YETO_SYNCER": address, "YETO_LEARNER_ID": str(learner)}
-        child = self.children.start(f"learner {learner}", [sys.executable, *self.launch.command], env)
-        self._learners[child] = learner
+        for rank in range(crew.size):
+            command = [sys.executable, *self.launch.command]
+            crew.living.add(self.children.start(crew.name_of(rank), command, env | crew.environment(rank)))
 
 
 def _end_of(tail: list[str]) -> tuple[str, ...]:

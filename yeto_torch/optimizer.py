@@ -22,12 +22,13 @@ import torch
 from yeto_torch.assembly import Assembly
 from yeto_torch.config import LearnerConfig, disabled
 from yeto_torch.folder import RunFolder
+from yeto_torch.follower import Follower
 from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of, raw_names
-from yeto_torch.island import Follower, enlist
+from yeto_torch.island import enlist
 from yeto_torch.learner import Learner
 from yeto_torch.protocol.errors import RunError
 from yeto_torch.protocol.layout import Layout
-from yeto_torch.shards import check_shards, check_wrapping
+from yeto_torch.shards import check_shards, check_wrapping, resharding
 from yeto_torch.stats import Stats
 from yeto_torch.syncs import OnSync
 from yeto_torch.team import Team
@@ -142,6 +143,8 @@ class YetoOuterOptimizer(OptimizerWrapper):
                 final_timeout_s=final_timeout_s,
                 on_sync=on_sync,
             )
+            reshard = resharding(named)
+            reshard()
             check_wrapping(named, raw_names(self._inner, named), process_group)
             parameters = collect(self._inner, named)
             check_shards(parameters, None if team is None else team.ranks)
@@ -149,7 +152,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
             if config.run_dir is not None and config.identity == 0 and (team is None or team.rank == 0):
                 _save_layout(self._layout, Path(config.run_dir))
         self._in_layout = {id(p) for p in parameters.values()}
-        learner = enlist(config, self._layout, bind(self._layout, parameters), self._inner, team)
+        learner = enlist(config, self._layout, bind(self._layout, parameters), self._inner, team, reshard)
         try:
             learner.start()
         except BaseException:

@@ -17,6 +17,7 @@ travel as the number of their class and their sentence in UTF-8: every rank rais
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag, auto
@@ -156,3 +157,13 @@ def error_text(error: Exception | None) -> bytes:
 def error_of(code: int, text: bytes) -> Exception | None:
     """The error of that class and sentence."""
     return _ERRORS[code - 1](text.decode(errors="replace")) if code else None
+
+
+def f64_bits(value: float) -> int:
+    """The bits of an f64, as a number that fits into an order."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def f64_of(bits: int) -> float:
+    """The f64 of those bits."""
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])

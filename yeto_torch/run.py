@@ -3,7 +3,8 @@
     python -m yeto_torch.run --learners 2 total_steps=400 -- train.py --epochs 3
 
 The script is an ordinary training script that wraps its optimizer; address, learner id and run id reach it through the
-YETO_* environment. This module is the command line alone; ``fleet`` runs the processes.
+YETO_* environment. With ``--nproc-per-learner 2`` a learner is two rank processes with torchrun's environment. This
+module is the command line alone; ``fleet`` runs the processes.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ def parse(argv: list[str]) -> Launch:
         allow_abbrev=False,
     )
     parser.add_argument("--learners", type=int, required=True, metavar="N", help="how many learners to start")
+    parser.add_argument(
+        "--nproc-per-learner", type=int, default=1, metavar="K", help="processes of a learner, as torchrun starts them"
+    )
     parser.add_argument("--run-dir", type=Path, metavar="D", help="default: runs/<time>; the same folder again resumes")
     parser.add_argument(
         "--max-restarts", type=int, default=0, metavar="K", help="restart a failed learner, K times each"
@@ -119,12 +123,15 @@ def parse(argv: list[str]) -> Launch:
         options.max_restarts,
         options.grace_s,
         secrets,
+        options.nproc_per_learner,
     )
 
 
 def _check(options: argparse.Namespace, command: list[str]) -> None:
     if options.learners < 1:
         raise ValueError(f"--learners {options.learners}: must be at least 1")
+    if options.nproc_per_learner < 1:
+        raise ValueError(f"--nproc-per-learner {options.nproc_per_learner}: must be at least 1")
     if options.max_restarts < 0:
         raise ValueError(f"--max-restarts {options.max_restarts}: must be at least 0")
     if not 0 < options.grace_s < float("inf"):

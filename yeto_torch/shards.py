@@ -10,7 +10,7 @@ Source: torch.distributed.tensor; a dimension is cut as ``torch.chunk`` cuts it,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,22 @@ def own_part(parameter: Any, full: Tensor) -> Tensor:
             pieces = full.chunk(size, placement.dim)
             full = pieces[place] if place < len(pieces) else full.narrow(placement.dim, 0, 0)
     return full
+
+
+def resharding(named_parameters: Any) -> Callable[[], None]:
+    """What to call where shards were written: FSDP2 may still hold the whole values of an earlier forward pass.
+
+    It drops them, for all modules of ``named_parameters``; without modules there is nothing to ask, and it does
+    nothing.
+    """
+    modules = named_parameters.modules() if isinstance(named_parameters, nn.Module) else ()
+    sharding: list[Any] = [module for module in modules if hasattr(module, "reshard") and hasattr(module, "unshard")]
+
+    def reshard() -> None:
+        for module in sharding:
+            module.reshard()
+
+    return reshard
 
 
 def check_wrapping(named_parameters: Any, names: Iterable[str], group: Any) -> None:

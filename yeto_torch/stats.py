@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -32,3 +33,23 @@ class Stats:
     stall_seconds: float = 0.0
     reconnects: int = 0
     connected: bool = False
+
+
+def numbers_of(stats: Stats) -> tuple[int, ...]:
+    """All of it but ``stall_seconds``, as whole numbers for another rank."""
+    return (
+        stats.global_step,
+        stats.pushes,
+        stats.bytes_sent,
+        stats.bytes_received,
+        stats.merges,
+        stats.reconnects,
+        int(stats.connected),
+        *stats.versions,
+    )
+
+
+def stats_of(numbers: Sequence[int], stall_s: float) -> Stats:
+    """What ``numbers_of`` gave, with this rank's own stall."""
+    step, pushes, sent, received, merges, reconnects, connected, *versions = numbers
+    return Stats(step, tuple(versions), pushes, sent, received, merges, stall_s, reconnects, bool(connected))
