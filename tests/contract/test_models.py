@@ -106,6 +106,18 @@ def test_what_bf16_weights_round_away_is_sent_back_as_a_step(processes):
     assert all(0 < residue < 64**0.5 * 2**-8 for residue in measured[1:]), "no step was made, and yet something came"
 
 
+def test_with_bf16_on_the_wire_bf16_weights_hold_the_broadcast_exactly(processes):
+    syncer = processes.syncer(
+        AT_ONCE, "preset=direct", "outer.lr=0.3", "schedule.pipeline=1", learners=1, total_steps=4
+    )
+    model = holding(weight=torch.linspace(1.0, 2.0, 64).bfloat16())
+    learner = Learner(syncer.address, 0, model=model, gradients=rounded_away, fragments=1, lr=0.25, pace_s=0.01)
+    with training(learner):
+        wait_all([learner])
+    assert syncer.wait() == 0
+    assert [line["gnorm"] > 0 for line in syncer.merges()] == [True, False, False, False]
+
+
 class Normed(nn.Module):
     def __init__(self, seed):
         super().__init__()
