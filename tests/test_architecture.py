@@ -54,7 +54,7 @@ CLOCKS = {
     "syncer/tape.py",  # the time of a line
     *COMMANDS,
 }
-SECRETS = {"yeto_torch/link.py", "yeto_torch/folder.py", "syncer/benchmark.py"}
+SECRETS = {"yeto_torch/link.py", "yeto_torch/diagnosis/meter.py", "yeto_torch/folder.py", "syncer/benchmark.py"}
 HYDRA = {"syncer/compose.py", "syncer/config.py", "yeto_torch/config.py"}
 
 

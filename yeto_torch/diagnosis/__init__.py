@@ -1,0 +1,1 @@
+"""Checks before a run: ``python -m yeto_torch.doctor``."""
