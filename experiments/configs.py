@@ -1,0 +1,104 @@
+"""What one run is, as plain values: every run is named by them, and is never made twice.
+
+Decides the defaults (the product's own where it has one) and the name of a run. It must not know results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+MERGES = ("avg", "avg-norm", "rda", "iso-mean", "iso-norm")
+WIRES = ("f32", "bf16", "q4", "q2")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A fleet in lockstep: one round at a time, all members answer.
+
+    Attributes:
+        interval: H, local steps from one merge of a fragment to its next; a multiple of ``fragments``.
+        wire: ``q2`` is no wire dtype of the product but a bad one, for a test that must fail.
+        merge: ``avg-norm`` is the mean's direction at rda's length.
+        lr, momentum: of the outer step.
+        delays: per learner the local steps by which a broadcast comes late; () = none does.
+        speeds: per learner, 1 = one step a tick; () = all 1.
+        absences: (learner, first tick, tick of the return): it comes back as a new process.
+    """
+
+    learners: int = 2
+    interval: int = 24
+    fragments: int = 4
+    wire: str = "bf16"
+    merge: str = "rda"
+    correction: bool = True
+    lr: float = 0.7
+    momentum: float = 0.5
+    delays: tuple[int, ...] = ()
+    speeds: tuple[float, ...] = ()
+    absences: tuple[tuple[int, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        _require("merge", self.merge, self.merge in MERGES, f"one of {', '.join(MERGES)}")
+        _require("wire", self.wire, self.wire in WIRES, f"one of {', '.join(WIRES)}")
+        whole = self.interval >= 1 and self.interval % self.fragments == 0
+        _require("interval", self.interval, whole, f"a multiple of the {self.fragments} fragments")
+        for name in ("delays", "speeds"):
+            given = getattr(self, name)
+            _require(name, given, len(given) in (0, self.learners), f"one value for each of {self.learners} learners")
+        _require("speeds", self.speeds, all(0 < speed <= 1 for speed in self.speeds), "above 0 and at most 1")
+
+    @property
+    def steps_per_round(self) -> int:
+        return self.interval // self.fragments
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One training run; without a fleet it is the synchronous baseline.
+
+    Attributes:
+        steps: global batches in all, the same for every arm.
+        warm_steps: of them, made synchronously by every arm before it goes its way.
+    """
+
+    task: str
+    seed: int
+    peak_lr: float
+    steps: int = 1200
+    warm_steps: int = 240
+    fleet: Fleet | None = None
+
+    def __post_init__(self) -> None:
+        _require("warm_steps", self.warm_steps, 0 <= self.warm_steps < self.steps, f"0 to {self.steps - 1}")
+
+
+def _require(name: str, value: object, is_legal: bool, legal: str) -> None:
+    if not is_legal:
+        raise ValueError(f"{name}={value!r}: must be {legal}")
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A dataclass as JSON would give it back: lists for tuples."""
+    out: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return out
+
+
+def training(values: dict[str, Any]) -> Training:
+    """What ``plain`` made of a Training. Raises TypeError and ValueError for anything else."""
+    fleet = values["fleet"]
+    if fleet is not None:
+        absences = tuple((int(a), int(b), int(c)) for a, b, c in fleet["absences"])
+        fleet = Fleet(
+            **fleet | {"delays": tuple(fleet["delays"]), "speeds": tuple(fleet["speeds"]), "absences": absences}
+        )
+    return Training(**values | {"fleet": fleet})
+
+
+def key_of(kind: str, config: dict[str, Any]) -> str:
+    """The name of a run: of equal values the same in every process and version of Python."""
+    text = json.dumps([kind, config], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,206 @@
+"""The two tasks: text that ships with Python, and scikit-learn's digits. Nothing is downloaded.
+
+Decides models, data and the train / held-out split. A task gives one endless stream of samples; whoever makes a step
+takes the next few, so that a fleet and its baseline see the same samples in the same order. It must not know fleets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
+CONTEXT, WIDTH, HEADS, LAYERS = 64, 64, 4, 2
+BLOCK = 4096  # characters; every HELD_OUT_EVERY-th block is held out
+HELD_OUT_EVERY = 10
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Task(Protocol):
+    """Everything follows from the seed.
+
+    Attributes:
+        batch: samples of one global step.
+        tokens: that one sample counts.
+        lrs: peak learning rates among which the baseline's is tuned.
+        average: further tensors that are merged by plain averaging (a regex), or None.
+    """
+
+    batch: int
+    tokens: int
+    lrs: tuple[float, ...]
+    average: str | None
+
+    def model(self) -> nn.Module: ...
+    def stream(self) -> Stream: ...
+    def held_out(self) -> Batch: ...
+    def digest(self) -> str: ...
+
+
+class Stream:
+    """Samples in one fixed order, drawn a global batch at a time.
+
+    Args:
+        draw: gives the next global batch: (inputs, targets), ``batch`` samples each.
+    """
+
+    def __init__(self, draw: Callable[[], Batch]) -> None:
+        self._draw = draw
+        self._inputs, self._targets = draw()
+        self._at = 0
+
+    def take(self, count: int) -> Batch:
+        """The next ``count`` samples; ``count`` divides the global batch."""
+        if self._at == len(self._inputs):
+            self._inputs, self._targets = self._draw()
+            self._at = 0
+        first, self._at = self._at, self._at + count
+        return self._inputs[first : self._at], self._targets[first : self._at]
+
+
+def make_task(name: str, seed: int) -> Task:
+    """``char`` or ``digits``. Raises ValueError for another name."""
+    tasks: dict[str, Callable[[int], Task]] = {"char": Characters, "digits": HandwrittenDigits}
+    if name not in tasks:
+        raise ValueError(f"task={name!r}: expected one of {', '.join(tasks)}")
+    return tasks[name](seed)
+
+
+class Characters:
+    """Predict the next character of Python's own language reference (``pydoc_data.topics``)."""
+
+    batch, tokens = 16, CONTEXT
+    lrs = (2e-3, 4e-3, 8e-3, 16e-3)
+    average = None
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._text = _reference()
+        blocks = torch.split(self._text, BLOCK)
+        self._train = torch.cat([block for i, block in enumerate(blocks) if i % HELD_OUT_EVERY])
+        self._held_out = torch.cat(blocks[::HELD_OUT_EVERY])
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(self._seed)
+        return Transformer()
+
+    def stream(self) -> Stream:
+        generator = torch.Generator().manual_seed(self._seed)
+
+        def draw() -> Batch:
+            return _windows(self._train, torch.randint(len(self._train) - CONTEXT, (self.batch,), generator=generator))
+
+        return Stream(draw)
+
+    def held_out(self) -> Batch:
+        """All of it, window by window."""
+        return _windows(self._held_out, torch.arange(0, len(self._held_out) - CONTEXT, CONTEXT))
+
+    def digest(self) -> str:
+        """Python's text differs between versions, and so do losses on it."""
+        return hashlib.sha256(self._text.numpy().tobytes()).hexdigest()[:12]
+
+
+class HandwrittenDigits:
+    """The demonstration's digits, model and split."""
+
+    batch, tokens = 32, 1
+    lrs = (1e-3, 2e-3, 4e-3)
+    average = None
+
+    def __init__(self, seed: int) -> None:
+        from yeto_torch.demos.digits import Digits  # needs the demo extra
+
+        self._task = Digits(seed)
+
+    def model(self) -> nn.Module:
+        return self._task.model()
+
+    def stream(self) -> Stream:
+        return Stream(self._task.batches(None).__next__)
+
+    def held_out(self) -> Batch:
+        return self._task.held_out()
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.held_out()[0].numpy().tobytes()).hexdigest()[:12]
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross entropy, in nats."""
+    inputs, targets = batch
+    return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: Task) -> float:
+    """Mean cross entropy on everything held out, in nats."""
+    inputs, targets = task.held_out()
+    total = 0.0
+    for x, y in zip(torch.split(inputs, 128), torch.split(targets, 128), strict=True):
+        total += F.cross_entropy(model(x).flatten(0, -2), y.flatten(), reduction="sum").item()
+    return total / targets.numel()
+
+
+def _reference() -> Tensor:
+    """The text as indices into ALPHABET; other characters are dropped."""
+    from pydoc_data.topics import topics
+
+    index = {character: number for number, character in enumerate(ALPHABET)}
+    text = "\n".join(topics[name] for name in sorted(topics))
+    return torch.tensor([index[character] for character in text if character in index])
+
+
+def _windows(text: Tensor, starts: Tensor) -> Batch:
+    """(n, CONTEXT) inputs and the characters one further, (n, CONTEXT)."""
+    at = starts.unsqueeze(1) + torch.arange(CONTEXT)
+    return text[at], text[at + 1]
+
+
+class Block(nn.Module):
+    """Causal self-attention and a perceptron, each behind a layer norm and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.project = nn.Linear(WIDTH, WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(n, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, length, WIDTH)
+        x = x + self.project(attended)
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class Transformer(nn.Module):
+    """110,000 parameters, no dropout; the output layer is tied to the character embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(len(ALPHABET), WIDTH)
+        self.position_embed = nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.lm_head = nn.Linear(WIDTH, len(ALPHABET), bias=False)
+        for embedding in (self.embed, self.position_embed):
+            nn.init.normal_(embedding.weight, std=0.02)
+        self.lm_head.weight = self.embed.weight
+
+    def forward(self, text: Tensor) -> Tensor:
+        """(n, length) character indices -> (n, length, alphabet) logits."""
+        x = self.embed(text) + self.position_embed(torch.arange(text.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.lm_head(self.norm(x))
+        return logits

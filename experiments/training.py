@@ -1,0 +1,136 @@
+"""One training run from its configuration to its result: the synchronous baseline, or a fleet.
+
+Decides the inner optimizer, its schedule and what is measured. Every arm makes the same synchronous steps first, and
+goes on from there with the same parameters and optimizer state; what is evaluated is always the global parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments.codecs import bulk_of
+from experiments.configs import Fleet, Training
+from experiments.merging import layout_for
+from experiments.tasks import Stream, Task, evaluate, loss_of, make_task
+from experiments.world import Learner, World
+from yeto_torch.exchange import Exchange
+from yeto_torch.fragments import bind, collect
+
+WARM_UP = 0.05  # of the run, linear
+FLOOR = 0.1  # of the peak, where the cosine ends
+CHECKPOINTS = 5  # evaluations behind the common steps, the last one at the end
+
+
+def lr_at(progress: float, peak: float) -> float:
+    """The inner learning rate; ``progress`` is the share of the run's samples already taken, 0 to 1."""
+    if progress < WARM_UP:
+        return peak * (progress + WARM_UP / 10) / (1.1 * WARM_UP)
+    along = (progress - WARM_UP) / (1 - WARM_UP)
+    return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(along, 1.0))))
+
+
+def inner_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), weight_decay=0.01, fused=True)
+
+
+def run(config: Training) -> dict[str, Any]:
+    """The result of one run: losses in nats, tokens and bytes of all learners together."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    started, began = time.monotonic(), time.process_time()
+    training = _Run(config)
+    while training.samples < config.warm_steps * training.task.batch:
+        training.synchronous_step()
+    extra = training.finish_synchronously() if config.fleet is None else training.finish_as_fleet(config.fleet)
+    return {
+        "loss": training.losses[-1][1],
+        "losses": training.losses,
+        "tokens": training.samples * training.task.tokens,
+        "data": training.task.digest(),
+        "seconds": round(time.monotonic() - started, 2),
+        "cpu_seconds": round(time.process_time() - began, 2),
+        **extra,
+    }
+
+
+class _Run:
+    """What the phases of one run share."""
+
+    def __init__(self, config: Training) -> None:
+        self._config = config
+        self.task: Task = make_task(config.task, config.seed)
+        self._stream: Stream = self.task.stream()
+        self._model = self.task.model()
+        self._inner = inner_optimizer(self._model)
+        self.samples = 0
+        self.losses: list[tuple[int, float]] = []  # (tokens, held-out loss)
+        self._end = config.steps * self.task.batch
+
+    def synchronous_step(self) -> None:
+        self._set_lr(self._inner)
+        self._descend(self._model, self._inner, self.task.batch)
+
+    def finish_synchronously(self) -> dict[str, Any]:
+        while self.samples < self._end:
+            self.synchronous_step()
+            if self._is_due():
+                self._evaluate(self._model)
+        return {}
+
+    def finish_as_fleet(self, fleet: Fleet) -> dict[str, Any]:
+        layout = layout_for(fleet, [(n, tuple(p.shape)) for n, p in self._model.named_parameters()], self.task.average)
+        exchange = Exchange(layout, bind(layout, collect([self._inner], self._model)), bulk_of(fleet.wire), 0.0)
+        start = [exchange.values(fragment) for fragment in range(len(layout))]
+        weights = {name: value.clone() for name, value in self._model.state_dict().items()}
+        optimizer_state = self._inner.state_dict()
+        returned: set[int] = set()
+
+        def make(learner: int) -> Learner:
+            model = self.task.model()
+            inner = inner_optimizer(model)
+            if learner not in returned:  # who comes back is a new process, without the old one's moments
+                model.load_state_dict(weights)
+                inner.load_state_dict(optimizer_state)
+                returned.add(learner)
+            return Learner(model, inner, layout, fleet.wire, self._local_step)
+
+        world = World(fleet, layout, start, make)
+        self._share = self.task.batch // fleet.learners
+        while self.samples < self._end:
+            self._lr = lr_at(self.samples / self._end, self._config.peak_lr)
+            world.tick()
+            if self._is_due():
+                for fragment, values in enumerate(world.final()):
+                    exchange.write(fragment, values, 0.0)
+                self._evaluate(self._model)
+        gains = [sum(gain) / max(len(gain), 1) for gain in world.gains]
+        return {"bytes": world.nbytes, "rounds": world.state.step, "gain": gains}
+
+    def _local_step(self, model: nn.Module, inner: torch.optim.Optimizer) -> int:
+        for group in inner.param_groups:
+            group["lr"] = self._lr
+        self._descend(model, inner, self._share)
+        return self._share * self.task.tokens
+
+    def _set_lr(self, inner: torch.optim.Optimizer) -> None:
+        for group in inner.param_groups:
+            group["lr"] = lr_at(self.samples / self._end, self._config.peak_lr)
+
+    def _descend(self, model: nn.Module, inner: torch.optim.Optimizer, samples: int) -> None:
+        loss = loss_of(model, self._stream.take(samples))
+        inner.zero_grad()
+        loss.backward()
+        inner.step()
+        self.samples += samples
+
+    def _is_due(self) -> bool:
+        begin = self._config.warm_steps * self.task.batch
+        return self.samples >= begin + (self._end - begin) * (len(self.losses) + 1) / CHECKPOINTS
+
+    def _evaluate(self, model: nn.Module) -> None:
+        self.losses.append((self.samples * self.task.tokens, evaluate(model, self.task)))
