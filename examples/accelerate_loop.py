@@ -34,7 +34,14 @@ yeto = YetoOuterOptimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), model,
 scheduler = LambdaLR(yeto, lambda step: min(1.0, (step + 1) / 20))
 optimizer, scheduler, loader = accelerator.prepare(yeto, scheduler, loader)
 
-for inputs, targets in (batch for _ in range(epochs) for batch in loader):
+
+def batches():
+    """The data, `epochs` times over."""
+    for _ in range(epochs):
+        yield from loader
+
+
+for inputs, targets in batches():
     with accelerator.accumulate(model):
         yeto.count_tokens(len(targets))  # adds up over the micro-batches of a step
         accelerator.backward(torch.nn.functional.cross_entropy(model(inputs), targets))

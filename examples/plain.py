@@ -27,7 +27,14 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 optimizer = YetoOuterOptimizer(optimizer, model, fragments=4)  # 1: waits for the fleet, takes over its weights
 
-for batch in (batch for _ in range(epochs) for batch in torch.randperm(len(labels)).split(32)):
+
+def batches():
+    """Indices, 32 at a time, `epochs` times over."""
+    for _ in range(epochs):
+        yield from torch.randperm(len(labels)).split(32)
+
+
+for batch in batches():
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
     optimizer.step()

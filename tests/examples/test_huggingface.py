@@ -35,7 +35,7 @@ def wrapped(model):
     return YetoOuterOptimizer(inner, model, fragments=3, streams=1, connect_timeout_s=60, final_timeout_s=60)
 
 
-def trainer_of(model, optimizer, out, *callbacks, own=True, **arguments):
+def trainer_of(model, optimizer, out, *callbacks, own=True, schedule=lambda step: 0.9**step, **arguments):
     arguments = {"save_strategy": "no", "num_train_epochs": 1000, **arguments}
     return Trainer(
         model,
@@ -50,7 +50,7 @@ def trainer_of(model, optimizer, out, *callbacks, own=True, **arguments):
         ),
         train_dataset=DATA,
         eval_dataset=DATA[:4],
-        optimizers=(optimizer, LambdaLR(optimizer, lambda step: 0.9**step)) if own else (None, None),
+        optimizers=(optimizer, LambdaLR(optimizer, schedule)) if own else (None, None),
         callbacks=[YetoCallback(optimizer), *callbacks],
     )
 
@@ -119,9 +119,15 @@ def test_a_trainer_stops_with_the_fleet(fleet, tmp_path):
     model = gpt2(0)
     optimizer = wrapped(model)
     rare = {"save_strategy": "steps", "save_steps": 5000, "eval_strategy": "steps", "eval_steps": 5000}
-    trainer = trainer_of(model, optimizer, tmp_path, **rare)
+    trainer = trainer_of(
+        model, optimizer, tmp_path, schedule=lambda _: 1 - optimizer.stats.global_step / 9, logging_steps=1, **rare
+    )
     trainer.train()
     assert optimizer.finished
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates[0] == pytest.approx(1e-3)
+    assert rates == sorted(rates, reverse=True)
+    assert optimizer.param_groups[0]["lr"] == 0.0  # a schedule that follows the fleet is at its end with it
     assert syncer.wait() == 0
     assert 3 <= trainer.state.global_step < 5000
     assert_final(model, folder)
