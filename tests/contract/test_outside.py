@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,7 +41,8 @@ def made(package, name, arguments, model):
 
 
 def steps(model, optimizer, count, create_graph):
-    torch.manual_seed(1)  # some draw random numbers
+    torch.manual_seed(1)
+    np.random.seed(1)  # Kron draws from numpy's global generator
     for batch in range(count):
         optimizer.zero_grad()
         loss_of(model, batch).backward(create_graph=create_graph)
