@@ -22,6 +22,7 @@ from yeto_torch.transport.sockets import Socket, clock, dial, send_parts, why
 from yeto_torch.transport.tls import ClientTls, TlsError
 
 PATIENCE_S = 10.0
+_ANSWER_S = 5.0
 _AFTER_GOODBYE_S = 2.0
 LISTENER = "yeto_torch.doctor --listen"  # how the other end of a measurement begins every refusal
 STRANGER_ID = U32_MAX  # no syncer has so many learners
@@ -86,7 +87,7 @@ def _read(sock: Socket) -> Answer:
     reader = FrameReader(_ErrorOnly())
     head = reader.buffer()
     try:
-        frame = _first_frame(sock, reader, PATIENCE_S)
+        frame = _first_frame(sock, reader, _ANSWER_S)
         if frame is None:  # some servers answer only when nothing more can come
             sock.shutdown(socket.SHUT_WR)
             frame = _first_frame(sock, reader, _AFTER_GOODBYE_S)
@@ -94,7 +95,7 @@ def _read(sock: Socket) -> Answer:
         seen = bytes(head).rstrip(b"\0")
         return Answer(Said.STRANGE, f"it answers {seen!r} ({violation})")
     if frame is None:
-        return Answer(Said.SILENT, f"nothing came within {PATIENCE_S:g} s")
+        return Answer(Said.SILENT, f"nothing came within {_ANSWER_S:g} s")
     message = decode(frame.kind, frame.payload)
     assert isinstance(message, Error)
     return _understood(message.text)
@@ -120,10 +121,10 @@ def _first_frame(sock: Socket, reader: FrameReader, timeout_s: float) -> Frame |
 def _understood(text: str) -> Answer:
     if "not signed with this syncer's key" in text:
         return Answer(Said.WRONG_KEY, text)
-    if text.startswith(LISTENER):
-        return Answer(Said.LISTENER, text)
     if "TLS only" in text:
         return Answer(Said.TLS_WANTED, text)
+    if text.startswith(LISTENER):
+        return Answer(Said.LISTENER, text)
     if "version" in text:
         return Answer(Said.WRONG_VERSION, text)
     found = re.search(r"is not one of 0 to (\d{1,10})\b", text)
