@@ -31,6 +31,7 @@ from syncer.state import GlobalState
 from yeto_torch.effects import Adopt, Respond
 from yeto_torch.exchange import Exchange
 from yeto_torch.fragments import bind, collect
+from yeto_torch.protocol.codec import decode, encode
 from yeto_torch.protocol.layout import Layout
 from yeto_torch.protocol.messages import BcastFragment, PullReq
 from yeto_torch.session import Session
@@ -107,7 +108,7 @@ class World:
     """Syncer, learners and the time between them.
 
     Args:
-        start: the fleet's first parameters, [numel] f32 per fragment; owned by the world from now on.
+        start: learner 0's parameters, [numel] f32 per fragment; the fleet begins with what the wire makes of them.
         make: makes the learner of an id, at the start and when it comes back; its model's parameters are replaced by
             the fleet's.
 
@@ -120,8 +121,9 @@ class World:
     def __init__(self, fleet: Fleet, layout: Layout, start: Sequence[Tensor], make: Callable[[int], Learner]) -> None:
         self._fleet, self._layout, self._make = fleet, layout, make
         self.state = GlobalState(layout.wire, torch.device("cpu"))
-        for fragment, values in enumerate(start):
-            self.state.initialize(fragment, values)
+        bulk = bulk_of(fleet.wire)
+        for fragment, values in enumerate(start):  # they come from learner 0, by the wire
+            self.state.initialize(fragment, decode(encode(values, bulk), values.numel(), bulk))
         self.now = self.nbytes = 0
         self.gains: list[list[float]] = [[] for _ in range(len(layout))]
         self._next_launch = fleet.steps_per_round

@@ -1,0 +1,95 @@
+"""A fleet under failures in virtual time, and two ways to train synchronously on the same machines.
+
+Decides the traces and what counts as goodput: local steps whose progress is in the model at the end, against what the
+machines would make if none failed. The decoupled fleet is ``syncer.planning``'s: the real coordinator over learners
+made of numbers, at the product's defaults. It must not know margins.
+
+Synchronous training makes a step only when all (stalled) or all who are left (elastic) take part, and loses nothing
+but the step under way:
+
+    stalled   all wait for the repair of whoever failed. A failure every up / M steps, each costing ``repair``:
+              goodput = up / (up + M repair), for a fleet at rest has no failures
+    elastic   the rest stops for ``RESTART`` steps at every change of membership, and goes on without who failed:
+              goodput ~ availability - 2 M RESTART / (up + repair), with availability = up / (up + repair)
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from experiments.specs import Trace
+from syncer.planning.fleet import Fleet
+from syncer.planning.situation import Settings, Situation
+
+RESTART = 5.0  # steps: to notice, to form the group anew, to load the last state
+STEP_S = 1.0  # virtual seconds; only ratios count
+WARM_UP = 200.0  # steps before counting begins
+
+
+def run_trace(trace: Trace) -> dict[str, Any]:
+    """Goodput, 0 to 1, of the decoupled fleet and of both baselines, on traces of one seed."""
+    return {
+        "decoupled": decoupled(trace),
+        "stalled": stalled(trace),
+        "elastic": elastic(trace),
+        **closed_forms(trace),
+    }
+
+
+def decoupled(trace: Trace) -> float:
+    """Local steps in merged answers / what the machines make when none fails."""
+    situation = Situation(
+        1_000_000, trace.learners, STEP_S, 1e9, 1e9, mtbf_s=trace.up * STEP_S, repair_s=trace.repair * STEP_S
+    )
+    settings = Settings(interval=float(trace.interval))
+    fleet = Fleet(situation, settings, trace.seed)
+    fleet.run(WARM_UP * STEP_S)
+    before = fleet.tally().merged_steps
+    fleet.run((WARM_UP + trace.steps) * STEP_S)
+    merged = (fleet.tally().merged_steps - before) / len(fleet.layout)
+    return merged / (trace.learners * trace.steps)
+
+
+def stalled(trace: Trace) -> float:
+    """The machines stand still while one is repaired, and fail only at work."""
+    rng = random.Random(trace.seed)
+    now = made = 0.0
+    while now < trace.steps:
+        until_failure = rng.expovariate(trace.learners / trace.up)
+        work = min(until_failure, trace.steps - now)
+        made += int(work)
+        now += work + (trace.repair if work == until_failure else 0.0)
+    return made / trace.steps
+
+
+def elastic(trace: Trace) -> float:
+    """Who is up makes the steps; each change of who that is costs the rest ``RESTART`` steps."""
+    rng = random.Random(trace.seed)
+    changes = sorted(change for _ in range(trace.learners) for change in _life(trace, rng))
+    made, now, up, stopped_until = 0.0, 0.0, trace.learners, 0.0
+    for when, change in [*changes, (float(trace.steps), 0)]:
+        made += up * max(0.0, when - max(now, stopped_until))
+        now, up, stopped_until = when, up + change, when + RESTART
+    return made / (trace.learners * trace.steps)
+
+
+def _life(trace: Trace, rng: random.Random) -> list[tuple[float, int]]:
+    """When one machine fails (-1) and is back (+1)."""
+    out, now = [], rng.expovariate(1 / trace.up)
+    while now < trace.steps:
+        out.append((now, -1))
+        if now + trace.repair < trace.steps:
+            out.append((now + trace.repair, 1))
+        now += trace.repair + rng.expovariate(1 / trace.up)
+    return out
+
+
+def closed_forms(trace: Trace) -> dict[str, float]:
+    """What the figures above should be near; of the decoupled fleet the availability, which nothing can exceed."""
+    available = trace.up / (trace.up + trace.repair)
+    return {
+        "stalled_formula": trace.up / (trace.up + trace.learners * trace.repair),
+        "elastic_formula": available - 2 * trace.learners * RESTART / (trace.up + trace.repair) * available,
+        "availability": available,
+    }
