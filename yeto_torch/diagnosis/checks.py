@@ -152,6 +152,8 @@ class _Examination:
                 raise WrongError("protocol", answer.text, cure)
             case Said.LISTENER:
                 return Finding("protocol", "version 4; no syncer yet, but a doctor --listen")
+            case Said.WRONG_KEY:
+                return Finding("protocol", "a syncer; its version shows once the key is right")
         fleet = f" for {answer.learners} learners" if answer.learners else ""
         return Finding("protocol", f"version 4, a syncer{fleet}")
 
