@@ -44,8 +44,9 @@ def _syncer(size: Size, start: Launch) -> Iterator[Figure]:
     must = 8 * numel + PIPELINE * (LEARNERS * (wire + decoded) + decoded + wire)
     with Stage(start) as stage:
         syncer = stage.syncer(LEARNERS, schedule__pipeline=PIPELINE)
-        before = proc.resident(syncer.pid)
-        with closing(Fleet(syncer.address, LEARNERS, layout, DTYPE)) as fleet:
+        address = syncer.address
+        before = proc.resident(syncer.pid)  # now that it listens
+        with closing(Fleet(address, LEARNERS, layout, DTYPE)) as fleet:
             fleet.rounds(2 * FRAGMENTS)
         extra = proc.peak(syncer.pid) - before
     yield Figure(

@@ -41,8 +41,9 @@ def measure(size: Size, start: Launch = launch) -> Iterator[Figure]:
             yield not_measured(name, against, "make bench-rivals", target)
             continue
         with Stage(start) as stage:
+            workers = _rivals(stage, numel, rival, python)
             ours = _ours(stage, numel, wire, size.of(3, 4, 1))
-            theirs = _theirs(stage, numel, rival, python)
+            theirs = _theirs(workers)
             mine, others = alternate(size.of(5, 3, 2), ours, theirs)
         yield Figure(name, against, "x", target, ratios(mine, others), both(mine, others))
 
@@ -72,14 +73,18 @@ def _ours(stage: Stage, numel: int, wire: str, cycles: int) -> Callable[[], floa
     return cycle
 
 
-def _theirs(stage: Stage, numel: int, rival: str, python: Path | None) -> Callable[[], float]:
-    """Seconds of one sync of the rival, whenever it is called."""
+def _rivals(stage: Stage, numel: int, rival: str, python: Path | None) -> list[Worker]:
+    """Both ranks of the rival, starting."""
     path = None if python is None else os.fspath(python)
     folder = os.fspath(stage.folder)
-    workers = [
+    return [
         stage.worker(f"benchmarks.rivals.{rival}", path, numel=numel, rank=rank, world=LEARNERS, folder=folder)
         for rank in range(LEARNERS)
     ]
+
+
+def _theirs(workers: list[Worker]) -> Callable[[], float]:
+    """Seconds of one sync of the rival, whenever it is called."""
     meeting = workers[0].ready()  # where the others find the first, if they must be told
     workers[1].ready()
     _ask_all(workers, "meet", at=meeting)

@@ -23,8 +23,7 @@ def measure(size: Size, start: Launch = launch) -> Iterator[Figure]:
     rounds = size.of(24, 16, 4)
     with Stage(start) as stage, ExitStack() as fleets:
         sides = []
-        for learners in counts:
-            syncer = stage.syncer(learners)
+        for learners, syncer in [(learners, stage.syncer(learners)) for learners in counts]:
             layout = _layout(values // learners)
             fleet = fleets.enter_context(closing(Fleet(syncer.address, learners, layout, DTYPE)))
             sides.append(lambda fleet=fleet: fleet.rounds(rounds))

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -123,14 +124,24 @@ class Worker:
 
 
 class Syncer:
-    """A running ``python -m syncer``."""
+    """A running ``python -m syncer``, which may not listen yet."""
 
-    def __init__(self, address: str, process: Process) -> None:
-        self.address, self.process = address, process
+    def __init__(self, file: Path, process: Process, told: Callable[[], str]) -> None:
+        self.process, self._file, self._told = process, file, told
 
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @cached_property
+    def address(self) -> str:
+        """``host:port``, once it listens; only its file tells."""
+        deadline = time.monotonic() + WAIT_S
+        while not self._file.exists():
+            if time.monotonic() > deadline or not _alive(self.pid):
+                raise RuntimeError(f"the syncer did not listen\n{self._told()}")
+            time.sleep(0.01)
+        return self._file.read_text(encoding="utf-8").strip()
 
 
 class Stage:
@@ -160,7 +171,7 @@ class Stage:
         self._folder.cleanup()
 
     def syncer(self, learners: int, **keys: Any) -> Syncer:
-        """A syncer that merges as fast as answers come, waits for everybody, and never ends by itself."""
+        """Start a syncer that merges as fast as answers come, waits for everybody, and never ends by itself."""
         name = f"syncer-{len(self._processes)}"
         file = self.folder / f"{name}.address"
         settings = {
@@ -178,12 +189,7 @@ class Stage:
         settings |= {key.replace("__", "."): value for key, value in keys.items()}
         words = [f"{key}={value}" for key, value in settings.items()]
         process = self._launch(name, ["-m", "syncer", *words])
-        deadline = time.monotonic() + WAIT_S
-        while not file.exists():  # only the file tells
-            if time.monotonic() > deadline or not _alive(process.pid):
-                raise RuntimeError(f"{name} did not listen\n{self._said(name)}")
-            time.sleep(0.01)
-        return Syncer(file.read_text(encoding="utf-8").strip(), process)
+        return Syncer(file, process, lambda: self._said(name))
 
     def worker(self, module: str, python: str | None = None, **settings: Any) -> Worker:
         """``python -m module`` with these settings; call ``ready`` on it. ``python``: a rival's interpreter."""
