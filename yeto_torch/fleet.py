@@ -5,17 +5,15 @@ The launcher and the demonstration both run on this. The syncer is started as a 
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from yeto_torch.crew import Crew
-from yeto_torch.folder import RunFolder
+from yeto_torch.launch import Launch
 from yeto_torch.processes import Child, Children, Event, Exited, Line, Signalled
 
 INTERRUPTED = 130
@@ -23,107 +21,6 @@ IDLE_SYNCER_S = 15.0  # a syncer whose learners all ended well has only its mark
 _LISTENING = re.compile(r"syncer listening on (\S+:\d+)\s*$")
 _JOINED = re.compile(r"learner (\d+) \(generation \w+\) joined$")
 _TRACEBACK = "Traceback (most recent call last):"
-
-
-@dataclass(frozen=True, slots=True)
-class Secrets:
-    """Files that protect the fleet, as the syncer's keys and as the learners' environment."""
-
-    hmac_key: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
-
-    @property
-    def keys(self) -> dict[str, str]:
-        """For the syncer."""
-        files = {"hmac_key_file": self.hmac_key, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
-        return {f"security.{name}": str(path) for name, path in files.items() if path is not None}
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """For the learners; a certificate that nobody else has signed is its own authority."""
-        files = {"YETO_HMAC_KEY_FILE": self.hmac_key, "YETO_TLS_CA": self.tls_ca or self.tls_cert}
-        return {name: str(path) for name, path in files.items() if path is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What to start.
-
-    Attributes:
-        folder: where everything of the run lies.
-        learners: how many learners, ids 0 to learners - 1.
-        command: what to give the Python interpreter for one learner: a script or ``-m module``, and its arguments.
-        nproc_per_learner: how many rank processes a learner is.
-        overrides: ``key=value`` for the syncer; they win over the launcher's own.
-        max_restarts: how often each learner may be started again after it failed.
-        grace_s: how long an interrupted child may take to end before it is killed.
-        secrets: what the fleet is protected with.
-    """
-
-    folder: RunFolder
-    learners: int
-    command: tuple[str, ...]
-    overrides: tuple[str, ...] = ()
-    max_restarts: int = 0
-    grace_s: float = 30.0
-    secrets: Secrets = Secrets()
-    nproc_per_learner: int = 1
-
-    def syncer_command(self) -> list[str]:
-        """``python -m syncer`` with the run folder's files, under the user's own keys."""
-        own = {
-            "listen.port": "0",
-            "checkpoint.path": str(self.folder.checkpoint),
-            "checkpoint.mark_final": "true",
-            "checkpoint.resume": "auto",
-            "tape.path": str(self.folder.tape),
-            "final.state_path": str(self.folder.state),
-            "final.layout_path": str(self.folder.layout),
-            "progress": "off",
-        }
-        chosen = {key_of(override) for override in self.overrides}
-        keys = {"learners": str(self.learners), "listen.address_file": str(self.folder.address)}
-        keys |= {key: value for key, value in (own | self.secrets.keys).items() if key not in chosen}
-        return [sys.executable, "-m", "syncer", *(f"{k}={_quoted(v)}" for k, v in keys.items()), *self.overrides]
-
-    def environment(self, run_id: str) -> dict[str, str]:
-        """What every child gets on top of our own environment."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        env = {
-            "OMP_NUM_THREADS": str(max(1, cores // (self.learners * self.nproc_per_learner))),  # they share the cores
-            "PYTHONFAULTHANDLER": "1",  # a crash in native code has a traceback too
-        }
-        env |= os.environ
-        env |= {
-            "PYTHONUNBUFFERED": "1",
-            "YETO_LEARNERS": str(self.learners),
-            "YETO_RUN_ID": run_id,
-            "YETO_RUN_DIR": str(self.folder.path),
-            **self.secrets.environment,
-        }
-        source = Path(__file__).resolve().parent.parent
-        if source.name not in ("site-packages", "dist-packages"):  # a checkout, which need not be installed
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(source), env.get("PYTHONPATH"))))
-        return env
-
-
-def key_of(override: str) -> str:
-    """The key of one Hydra override."""
-    return override.lstrip("+~").partition("=")[0]
-
-
-def _quoted(value: str) -> str:
-    """A value that Hydra's override grammar takes as it is: spaces and brackets included, no letter but ASCII is plain.
-
-    Backslashes count only before an interpolation, before a quote and at the end.
-    """
-    if re.fullmatch(r"[A-Za-z0-9_./:-]*", value):
-        return value
-    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    value = re.sub(r"(\\*)'", r"\1\1\\'", value)
-    return "'" + re.sub(r"(\\+)$", r"\1\1", value) + "'"
 
 
 @dataclass(frozen=True, slots=True)

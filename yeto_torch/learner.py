@@ -3,7 +3,7 @@
 Decides nothing that the session decides: it takes the session's effects and does them in order, parameters through
 ``exchange``, answers through ``link``. It knows no socket and no torch optimizer beyond the state of a parameter.
 
-    Adopt   -> exchange.adopt         Respond -> exchange.delta, link.submit
+    Adopt   -> exchange.adopt         Respond -> answers
     Install -> exchange.install       Fail    -> raise
 
 Between syncs a step costs two additions and one look at a flag.
@@ -19,13 +19,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from yeto_torch.answers import Answers
 from yeto_torch.config import LearnerConfig
 from yeto_torch.effects import Adopt, Effect, Fail, Install, Respond, Write
 from yeto_torch.exchange import Exchange
-from yeto_torch.link import RELEASE_S, Link, Outgoing, clock
+from yeto_torch.link import RELEASE_S, Link, clock
 from yeto_torch.protocol.codec import encode
 from yeto_torch.protocol.constants import Direction
-from yeto_torch.protocol.errors import ConnectionLostError, NonFiniteError, RunError, YetoError
+from yeto_torch.protocol.errors import ConnectionLostError, RunError, YetoError
 from yeto_torch.protocol.layout import Layout
 from yeto_torch.protocol.limits import GroupLimits
 from yeto_torch.protocol.messages import Hello
@@ -65,7 +66,6 @@ class Learner:
         self.local_step = self.tokens = 0
         self.installed = self.frozen = False
         self._stall_s = 0.0
-        self._resynced: set[int] = set()  # fragments, in the boundary under way
         dtype = config.dtype
         hello = Hello(
             config.identity,
@@ -88,6 +88,8 @@ class Learner:
             config.max_reconnects,
             config.client_tls,
         )
+        resync = config.on_nonfinite == "resync"
+        self._answers = Answers(exchange, self._session, self.link, self._forget if resync else None)
 
     # ------------------------------------------------------------------------------------------ start, step, end
 
@@ -248,7 +250,7 @@ class Learner:
         started = clock()
         with self.link.lock:
             effects = self._session.boundary(self.local_step, self.tokens)
-        self._resynced.clear()
+        self._answers.begin()
         try:
             for effect in effects:
                 self._do(effect)
@@ -274,7 +276,7 @@ class Learner:
                 self._exchange.adopt(effect.fragment, effect.data, effect.write)
                 self._syncs.adopted(effect.fragment, effect.version, self.local_step, self.tokens)
             case Respond():
-                self._respond(effect)
+                self._answers.answer(effect, self.local_step, self.tokens, may_resync=not self.frozen)
             case Install():
                 self._exchange.install(effect.fragments)
                 self.installed = True
@@ -286,38 +288,6 @@ class Learner:
                 self._wait(lambda: self._session.finished, _ACK_S)
             case Fail():
                 raise effect.error.with_traceback(None)
-
-    def _respond(self, respond: Respond) -> None:
-        fragment = respond.pull.fragment
-        if respond.zero:
-            self.link.submit(Outgoing(respond, None))
-            return
-        if fragment in self._resynced:  # its progress went while an earlier answer of this boundary was made
-            with self.link.lock:
-                self._session.resynced(respond, [], self.local_step, self.tokens)
-            return
-        try:
-            delta = self._exchange.delta(fragment, respond.anchor)
-        except NonFiniteError as error:
-            if self.config.on_nonfinite == "raise" or self.frozen:
-                raise
-            self._resync(respond, error)
-        else:
-            self.link.submit(Outgoing(respond, delta))
-
-    def _resync(self, respond: Respond, error: NonFiniteError) -> None:
-        """Put every fragment that is not sound back on its anchor, and forget what the inner optimizer made of it."""
-        for fragment in range(len(self._session.versions)):
-            unsound = self._exchange.unsound(fragment)
-            anchor = self._session.anchor(fragment)
-            if anchor is None or not (unsound or fragment == respond.pull.fragment):
-                continue
-            self._exchange.adopt(fragment, anchor, Write.OVERWRITE)
-            self._forget(unsound)
-            self._resynced.add(fragment)
-        log.warning("%s; fragments %s were put back on the last broadcast", error, sorted(self._resynced))
-        with self.link.lock:
-            self._session.resynced(respond, sorted(self._resynced), self.local_step, self.tokens)
 
     def _forget(self, parameters: Sequence[Tensor]) -> None:
         """Drop what the inner optimizer made of parameters that were not sound."""

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from yeto_torch.fleet import Launch, Secrets, key_of, start
+from yeto_torch.fleet import start
 from yeto_torch.folder import RunFolder, new_run_dir
+from yeto_torch.launch import Launch, Secrets, key_of
 from yeto_torch.protocol.errors import RunError
 
 CONFIGURATION = 2

@@ -24,3 +24,19 @@ def test_every_rank_ends_with_exactly_the_syncers_parameters(processes, wrap):
     for line in syncer.merges():
         for responder in line["responders"]:
             assert responder["c_tokens"] == 3 * responder["c_steps"]  # 1 on rank 0, 2 on rank 1
+
+
+@pytest.mark.slow
+def test_a_mesh_of_replicas_of_shards_and_a_blend(processes):
+    """Four ranks, two by two; bf16 on the wire, and part of the local value kept."""
+    keys = ["preset=balanced", "schedule.sync_interval_steps=0", "schedule.quorum=1", "schedule.grace_ms=100"]
+    syncer = processes.syncer(*keys, learners=1, total_steps=24)
+    optimizer = {"wire_dtype": "bf16", "merge_alpha": 0.3}
+    ranks = start_island(processes, syncer.address, ranks=4, wrap="hsdp", optimizer=optimizer)
+    assert syncer.wait() == 0, syncer.told()
+    assert [rank.wait() for rank in ranks] == [0] * 4, "".join(rank.told() for rank in ranks)
+    assert same_weights(*results(processes, learners=1, ranks=4), final_state(syncer.folder / "model.safetensors"))
+    shards = [[line for line in rank.lines if line.startswith("step ")] for rank in ranks]
+    assert shards[0] == shards[2]  # replicas of one shard, at every step that brought something
+    assert shards[1] == shards[3]
+    assert shards[0] != shards[1]
