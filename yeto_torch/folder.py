@@ -6,6 +6,7 @@ The launcher and the demonstration write it, ``load_final`` and the reading comm
 from __future__ import annotations
 
 import fcntl
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yeto_torch.protocol.errors import RunError
+from yeto_torch.protocol.layout import Layout
 
 _RUN_ID_LIMIT = 200  # characters
 
@@ -80,6 +82,18 @@ class RunFolder:
                 file.write(run_id + "\n")
                 file.flush()
             yield run_id
+
+
+def save_layout(layout: Layout, run_dir: Path) -> None:
+    """Write ``layout.json`` into the run folder, whole or not at all. Raises ValueError when that cannot be."""
+    target = RunFolder(run_dir).layout
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        layout.save(temporary)
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ValueError(f"YETO_RUN_DIR={str(run_dir)!r}: cannot be written: {error.strerror or error}") from error
 
 
 def new_run_dir(parent: Path) -> Path:

@@ -9,19 +9,17 @@ Source: README, "The learner".
 from __future__ import annotations
 
 import operator
-import os
 import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from yeto_torch.assembly import Assembly
 from yeto_torch.config import LearnerConfig, disabled
-from yeto_torch.folder import RunFolder
+from yeto_torch.folder import save_layout
 from yeto_torch.follower import Follower
 from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of, raw_names
 from yeto_torch.island import enlist
@@ -32,7 +30,7 @@ from yeto_torch.shards import check_shards, check_wrapping, resharding
 from yeto_torch.stats import Stats
 from yeto_torch.syncs import OnSync
 from yeto_torch.team import Team
-from yeto_torch.wrapper import Closure, OptimizerWrapper
+from yeto_torch.wrapper import Closure, OptimizerWrapper, value_of
 
 
 class YetoOuterOptimizer(OptimizerWrapper):
@@ -64,8 +62,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
         wait_for_start: False returns at once; steps made before the first weights come are overwritten by them.
         on_nonfinite: ``"raise"``, or ``"resync"``: drop local progress and take the last broadcast again.
         max_reconnects: redials without a broadcast in between before giving up; None = never.
-        connect_timeout_s: how long the constructor waits.
-        final_timeout_s: how long ``finish`` waits.
+        connect_timeout_s, final_timeout_s: how long the constructor, and how long ``finish`` waits.
         on_sync: called with a ``Sync`` for every broadcast taken over, and once for the final cut (``final=True``), on
             the thread that steps; what it raises comes out of ``step`` or ``finish``. The constructor's own first
             weights are not told.
@@ -110,11 +107,8 @@ class YetoOuterOptimizer(OptimizerWrapper):
         self._counted: int | None = None  # tokens of the step to come
         self._warned = self._ended = False
         self._rules: dict[str, Any] = {
-            "fragments": fragments,
-            "pattern": pattern,
-            "matrix_merge": matrix_merge,
-            "average": average,
-        }
+            "fragments": fragments, "pattern": pattern, "matrix_merge": matrix_merge, "average": average,
+        }  # fmt: skip
         self._named = named = kept(named_parameters)
         team = None if process_group is None else Team(process_group)
         with Assembly(team) as assembly:
@@ -122,27 +116,13 @@ class YetoOuterOptimizer(OptimizerWrapper):
             if assembly.disabled:
                 return
             config = LearnerConfig.resolve(
-                syncer=syncer,
-                learner_id=learner_id,
-                run_id=run_id,
-                **self._rules,
-                wire_dtype=wire_dtype,
-                streams=streams,
-                merge_alpha=merge_alpha,
-                tokens_per_step=tokens_per_step,
-                profile=profile,
-                contract=contract,
-                hmac_key=hmac_key,
-                tls=tls,
-                process_group=process_group,
-                budget_steps=budget_steps,
-                wait_for_start=wait_for_start,
-                on_nonfinite=on_nonfinite,
-                max_reconnects=max_reconnects,
-                connect_timeout_s=connect_timeout_s,
-                final_timeout_s=final_timeout_s,
-                on_sync=on_sync,
-            )
+                syncer=syncer, learner_id=learner_id, run_id=run_id, **self._rules, wire_dtype=wire_dtype,
+                streams=streams, merge_alpha=merge_alpha, tokens_per_step=tokens_per_step, profile=profile,
+                contract=contract, hmac_key=hmac_key, tls=tls, process_group=process_group,
+                budget_steps=budget_steps, wait_for_start=wait_for_start, on_nonfinite=on_nonfinite,
+                max_reconnects=max_reconnects, connect_timeout_s=connect_timeout_s,
+                final_timeout_s=final_timeout_s, on_sync=on_sync,
+            )  # fmt: skip
             reshard = resharding(named)
             reshard()
             check_wrapping(named, raw_names(self._inner, named), process_group)
@@ -150,7 +130,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
             check_shards(parameters, None if team is None else team.ranks)
             assembly.layout = self._layout = layout_of(parameters, **self._rules)
             if config.run_dir is not None and config.identity == 0 and (team is None or team.rank == 0):
-                _save_layout(self._layout, Path(config.run_dir))
+                save_layout(self._layout, Path(config.run_dir))
         self._in_layout = {id(p) for p in parameters.values()}
         learner = enlist(config, self._layout, bind(self._layout, parameters), self._inner, team, reshard)
         try:
@@ -192,7 +172,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
             return super()._step(closure, **inner_arguments)
         if learner.installed:
             self._warn_ended()
-            value = _value(closure)
+            value = value_of(closure)
             learner.stepped(None)
             return value
         if learner.frozen:
@@ -289,7 +269,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
     def __enter__(self) -> YetoOuterOptimizer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ------------------------------------------------------------------------------------------ what can be looked at
@@ -318,23 +298,3 @@ def _add(call: str, counted: int | None, tokens: int) -> int:
     if count < 0:
         raise ValueError(f"{call}(tokens={count}): must not be negative")
     return (counted or 0) + count
-
-
-def _value(closure: Closure | None) -> Any:
-    """What a loop that reads the loss from ``step`` expects when no step is made."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
-def _save_layout(layout: Layout, run_dir: Path) -> None:
-    """Write ``layout.json`` into the run folder, whole or not at all. Raises ValueError when that cannot be."""
-    target = RunFolder(run_dir).layout
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        layout.save(temporary)
-        temporary.replace(target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ValueError(f"YETO_RUN_DIR={str(run_dir)!r}: cannot be written: {error.strerror or error}") from error

@@ -62,10 +62,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         """The step of the inner optimizers; a closure is called once if they are several."""
         if self._single is not None:
             return self._single.step(*(() if closure is None else (closure,)), **inner_arguments)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = value_of(closure)
         for optimizer in self._inner:
             optimizer.step(**inner_arguments)
         return loss
@@ -194,6 +191,14 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self._inner))})"
+
+
+def value_of(closure: Closure | None) -> Any:
+    """What a closure returns where no optimizer calls it; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def _new_arguments(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
