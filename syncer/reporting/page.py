@@ -118,6 +118,7 @@ _LATENCY = (
 )
 _PRESENT = "A learner is captured by a round if it is connected at its launch; only then may it answer."
 _WEIGHT = "A learner's part in a merge is its tokens² / steps over the sum of all that answered."
+_AT_ONCE = "every round was merged at its first attempt"
 _NORM = "The Euclidean length of the merged outer gradient, before the outer learning rate and momentum."
 
 
@@ -174,12 +175,11 @@ def _norm(facts: Facts) -> str:
 
 def _trouble(summary: Summary) -> str:
     rejected = sum(number for _, number in summary.rejected)
-    if not rejected and not summary.retries:
-        return "Every answer counted, and every round was merged at its first attempt."
     answers = f"{words.count(rejected)} {'answer' if rejected == 1 else 'answers'} did not count"
-    return (
-        f"{answers}; rounds were launched again {words.count(summary.retries)} times before their quorum had answered."
-    )
+    again = f"rounds were launched again {words.count(summary.retries)} times before their quorum had answered"
+    if summary.retries == 1:
+        again = "one round was launched again before its quorum had answered"
+    return f"{answers if rejected else 'Every answer counted'}; {again if summary.retries else _AT_ONCE}."
 
 
 def _happened(facts: Facts) -> str:

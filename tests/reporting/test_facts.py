@@ -219,7 +219,7 @@ def test_a_missing_key_is_named(key):
         facts([start(), line])
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_one_value_becomes_it_is_facts_or_one_sentence(data):
     """One value anywhere in a good tape is replaced by any JSON."""
