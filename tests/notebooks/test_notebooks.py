@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-RUN_S = 280.0  # less than a minute on free cores; below the deadline of a hanging test
+RUN_S = 280.0  # about a minute on two free cores; below the deadline of a hanging test
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:tmp|work|home|root|Users|opt|mnt|srv|private|var)/")
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
