@@ -8,9 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch: one thread per run
-    os.environ[_name] = "1"
-
 from experiments import report
 from experiments.records import Records
 from experiments.runner import ROOT, run_all, work
@@ -22,6 +19,8 @@ QUICK = ROOT / "runs" / "evidence-quick"
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"  # before torch is imported, and for every process of ours: one thread per run
     if options.command == "work":
         work(sys.stdin, sys.stdout)
         return 0

@@ -8,9 +8,11 @@ Synchronous training makes a step only when all (stalled) or all who are left (e
 but the step under way:
 
     stalled   all wait for the repair of whoever failed. A failure every up / M steps, each costing ``repair``:
-              goodput = up / (up + M repair), for a fleet at rest has no failures
-    elastic   the rest stops for ``RESTART`` steps at every change of membership, and goes on without who failed:
-              goodput ~ availability - 2 M RESTART / (up + repair), with availability = up / (up + repair)
+              goodput = up / (up + M repair)
+    elastic   the rest stops for ``RESTART`` steps at every change of membership, and goes on without who failed. Of
+              a = up / (up + repair) of the machines each cycle stops (M - 1) a of them, and 1 + (M - 1) a on return:
+              goodput = a - RESTART (1 + 2 (M - 1) a) / (up + repair), a little more where two stops overlap
+    decoupled at most a (H - 1) / H: of H steps one is made between an answer and the broadcast it leads to
 """
 
 from __future__ import annotations
@@ -30,25 +32,27 @@ WARM_UP = 200.0  # steps before counting begins
 def run_trace(trace: Trace) -> dict[str, Any]:
     """Goodput, 0 to 1, of the decoupled fleet and of both baselines, on traces of one seed."""
     return {
-        "decoupled": decoupled(trace),
+        **decoupled(trace),
         "stalled": stalled(trace),
         "elastic": elastic(trace),
         **closed_forms(trace),
     }
 
 
-def decoupled(trace: Trace) -> float:
-    """Local steps in merged answers / what the machines make when none fails."""
+def decoupled(trace: Trace) -> dict[str, float]:
+    """Local steps in merged answers, and made at all, / what the machines make when none fails."""
     situation = Situation(
         1_000_000, trace.learners, STEP_S, 1e9, 1e9, mtbf_s=trace.up * STEP_S, repair_s=trace.repair * STEP_S
     )
     settings = Settings(interval=float(trace.interval))
     fleet = Fleet(situation, settings, trace.seed)
     fleet.run(WARM_UP * STEP_S)
-    before = fleet.tally().merged_steps
+    before = fleet.tally()
     fleet.run((WARM_UP + trace.steps) * STEP_S)
-    merged = (fleet.tally().merged_steps - before) / len(fleet.layout)
-    return merged / (trace.learners * trace.steps)
+    after = fleet.tally()
+    ideal = trace.learners * trace.steps
+    merged = (after.merged_steps - before.merged_steps) / len(fleet.layout)
+    return {"decoupled": merged / ideal, "made": (after.made_steps - before.made_steps) / ideal}
 
 
 def stalled(trace: Trace) -> float:
@@ -86,10 +90,11 @@ def _life(trace: Trace, rng: random.Random) -> list[tuple[float, int]]:
 
 
 def closed_forms(trace: Trace) -> dict[str, float]:
-    """What the figures above should be near; of the decoupled fleet the availability, which nothing can exceed."""
-    available = trace.up / (trace.up + trace.repair)
+    """What the figures above should be near; of the decoupled fleet a bound."""
+    cycle = trace.up + trace.repair
+    available = trace.up / cycle
     return {
         "stalled_formula": trace.up / (trace.up + trace.learners * trace.repair),
-        "elastic_formula": available - 2 * trace.learners * RESTART / (trace.up + trace.repair) * available,
-        "availability": available,
+        "elastic_formula": available - RESTART * (1 + 2 * (trace.learners - 1) * available) / cycle,
+        "decoupled_bound": available * (trace.interval - 1) / trace.interval,
     }

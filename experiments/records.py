@@ -17,27 +17,22 @@ Record = dict[str, Any]
 
 
 class Records:
-    """The finished runs of one file, by key.
+    """The finished runs of one file, by key; without a path they are kept in memory alone.
 
     Raises ValueError when a line that is not the last one does not hold a record.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.by_key: dict[str, Record] = {record["key"]: record for record in _read(path)}
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.by_key: dict[str, Record] = {record["key"]: record for record in (_read(path) if path else ())}
 
     def append(self, record: Record) -> None:
         """Durable when this returns. Of one key the first record counts: nothing is run again for a better one."""
         if record["key"] in self.by_key:
             return
         line = json.dumps(record, sort_keys=True, allow_nan=False).encode() + b"\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.truncate(_whole(file.seek(0) or file.read()))
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        if self._path is not None:
+            _append(self._path, line)
         self.by_key[record["key"]] = record
 
     def of_kind(self, kind: str) -> list[Record]:
@@ -45,6 +40,17 @@ class Records:
 
     def missing(self, keys: Iterable[str]) -> list[str]:
         return [key for key in keys if key not in self.by_key]
+
+
+def _append(path: Path, line: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        file.truncate(_whole(file.read()))
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _whole(data: bytes) -> int:

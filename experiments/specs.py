@@ -110,7 +110,10 @@ def _uneven() -> list[Arm]:
         Arm("M = 2, speeds 1, 0.5", fleet_at(2, 24, speeds=(1.0, 0.5))),
         Arm("M = 4, speeds 1, 1, 0.5, 0.25", fleet_at(4, 24, speeds=(1.0, 1.0, 0.5, 0.25))),
         Arm("M = 4, one away for a third", fleet_at(4, 24, absences=((3, 240, 600),))),
-        Arm("M = 4, each away once", fleet_at(4, 24, absences=tuple((i, 100 + 220 * i, 250 + 220 * i) for i in range(4)))),
+        Arm(
+            "M = 4, each away once",
+            fleet_at(4, 24, absences=tuple((i, 100 + 220 * i, 250 + 220 * i) for i in range(4))),
+        ),
         Arm("M = 4, three leave for good at half", fleet_at(4, 24, absences=tuple((i, 480, 10**9) for i in (1, 2, 3)))),
     ]
 

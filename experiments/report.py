@@ -1,0 +1,152 @@
+"""docs/evidence.md, from the records and the margins alone.
+
+Decides what is shown and in which words. A margin's verdict is the test's; what has no margin is described and not
+judged. It must not run anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from experiments import sections
+from experiments.records import Records
+from experiments.sections import Section
+from experiments.specs import EXPERIMENTS, Job, Scale, jobs_of, tuning
+
+RULES = """\
+* Equal tokens, equal global batch, the same samples in the same order, the same inner schedule (linear warm-up, then a
+  cosine).
+* The baseline's peak learning rate is the best of a grid of at least three on seeds of its own; fleets use that rate.
+  Nothing is tuned for a fleet: outer learning rate, momentum and correction are those of the default preset.
+* Every arm of a seed begins with the same 240 synchronous steps, and goes on from there with the same optimizer state.
+* The syncer's global f32 parameters are evaluated, never a learner's.
+* Seeds are paired; intervals are 95 % (Student's t over the paired differences). Margins and tests were committed
+  before anything was run (`experiments/margins.py`, `experiments/analysis.py`). "Within" is two one-sided tests at
+  5 %: the 90 % interval must lie inside the margin.
+* Nothing is run again for a better seed: of one configuration the first record counts (`experiments/records.py`).
+* Fleets are simulated in lockstep on one thread out of the product's own parts; a test shows that a real syncer with
+  real learners ends with the same bits (`pytest -m slow tests/experiments`). Bytes and kills are of real processes."""
+
+LIMITS = """\
+* A model of 110,000 parameters has curvature, noise and layers of its own kind. That a fleet of such models loses
+  nothing does not show that one of a billion parameters loses nothing.
+* 960 steps hold 40 merges of a fragment at H = 24 and 12 at H = 80. High outer momentum needs hundreds to pay off: the
+  `paper` preset cannot be judged here.
+* The batch is small and its noise large. With large batches per learner, drift rather than noise decides.
+* All learners draw from one distribution. Learners with data of their own are in the demonstration, not here.
+* In lockstep exactly one step of H is overwritten. A slow network overwrites more.
+* A difference of 0.1 % is far below what eight seeds can show. "Within 1 %" means just that.
+* Losses are those of one text and one set of digits, both easy, and of AdamW alone.
+* Failures are drawn independently of each other, and all machines are alike. Real ones fail in groups."""
+
+
+def write(target: Path, scale: Scale, records: Records) -> None:
+    """The report and its pictures, beside each other."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text(scale, records, target.parent / "evidence"), encoding="utf-8")
+
+
+def text(scale: Scale, records: Records, pictures: Path | None = None) -> str:
+    """The whole report. With ``pictures`` (a folder) plots are drawn there and linked."""
+    head = "# Evidence" + (": quick, no claims" if scale.quick else "")
+    parts = [head, _introduction(scale, records), "## Ground rules\n\n" + RULES]
+    if records.by_key:
+        found = [section(scale, records) for section in sections.ALL]
+        parts.append(_verdicts(found, scale))
+        parts += [_section(section) for section in found]
+        parts += _pictures(scale, records, pictures)
+    parts.append("## What tiny scale cannot show\n\n" + LIMITS)
+    return "\n\n".join(parts) + "\n"
+
+
+def estimate(scale: Scale, records: Records, workers: int) -> str:
+    """How many runs are missing, and how long they would take by the runs there are (else by default figures)."""
+    total, lines = 0.0, []
+    for name in EXPERIMENTS:
+        jobs = {job.key: job for job in _all_jobs(name, scale, records)}
+        missing = [jobs[key] for key in records.missing(jobs)]
+        alone = sum(_seconds(job, records) for job in missing if job.kind in ("wire", "kills"))
+        beside = sum(_seconds(job, records) for job in missing if job.kind not in ("wire", "kills"))
+        total += alone + beside / workers
+        lines.append(f"{name}: {len(missing)} of {len(jobs)} runs missing, {(alone + beside / workers) / 60:.0f} min")
+    lines.append(f"in all {total / 3600:.1f} hours with {workers} beside each other; runs that two share counted twice")
+    return "\n".join(lines)
+
+
+def _all_jobs(name: str, scale: Scale, records: Records) -> list[Job]:
+    """Of an experiment that still tunes, the tuning and as good a guess at the rest as its first rate gives."""
+    jobs = jobs_of(name, scale, records)
+    if name not in sections.ARMS or scale.quick:
+        return jobs
+    tasks = sorted({arm.task for arm in sections.ARMS[name][0](scale)})
+    pretended = Records(None)
+    for job in tuning(scale, tasks):
+        pretended.by_key[job.key] = {"key": job.key, "result": {"loss": job.config["peak_lr"]}}
+    return tuning(scale, tasks) + (jobs_of(name, scale, pretended) if jobs == tuning(scale, tasks) else jobs)
+
+
+_DEFAULT_S = {"trace": 1.0, "wire": 30.0, "kills": 400.0}
+_TRAIN_S = {0: 25.0, 2: 32.0, 4: 45.0, 8: 75.0}  # of one core, by learners; 0 = synchronous
+_DIGITS = 0.4  # of the characters'
+
+
+def _seconds(job: Job, records: Records) -> float:
+    alike = [r["wall_seconds"] for r in records.of_kind(job.kind) if _shape(r["config"]) == _shape(job.config)]
+    if alike:
+        return float(sum(alike) / len(alike))
+    if job.kind != "train":
+        return _DEFAULT_S[job.kind]
+    learners = _shape(job.config)[1]
+    share = job.config["steps"] / 1200 * (_DIGITS if job.config["task"] == "digits" else 1.0)
+    return _TRAIN_S[learners] * share + 4.0
+
+
+def _shape(config: dict[str, Any]) -> tuple[Any, int]:
+    """What a run's length depends on."""
+    fleet = config.get("fleet")
+    return config.get("task"), fleet["learners"] if fleet else 0
+
+
+def _introduction(scale: Scale, records: Records) -> str:
+    again = "make evidence-quick" if scale.quick else "make evidence"
+    if not records.by_key:
+        return f"Nothing was run yet: there are no records. `{again}` makes them, and this page from them."
+    commits = sorted({record["commit"] for record in records.by_key.values()})
+    versions = sorted({" ".join(f"{k} {v}" for k, v in r["versions"].items()) for r in records.by_key.values()})
+    lines = [
+        f"Made by `{again}` from {len(records.by_key)} recorded runs, at {', '.join(commits)}, with",
+        f"{'; '.join(versions)}. It makes the runs that have no record and goes on where it was stopped; without",
+        "`experiments/records/` it repeats all of them. Losses are nats on data that no run trains on.",
+    ]
+    if scale.quick:
+        lines.append("\n**Quick runs are short and few. They show that the machinery works, and nothing else.**")
+    return "\n".join(lines)
+
+
+def _verdicts(found: list[Section], scale: Scale) -> str:
+    lines = ["## Claims", "", "| claim | margin | n | mean | interval of the test | p | verdict |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for section in found:
+        lines += [sections.verdict_row(name, values, no_claims=scale.quick) for name, values in section.claims.items()]
+    return "\n".join(lines)
+
+
+def _section(section: Section) -> str:
+    rows = [f"| {' | '.join(section.head)} |", "|" + "---|" * len(section.head)]
+    rows += [f"| {' | '.join(row)} |" for row in section.rows]
+    table = "\n".join(rows) if section.rows else "No complete pair is recorded yet."
+    return f"## {section.title}\n\n{section.words}\n\n{table}\n\nAgain: `{section.again}`"
+
+
+def _pictures(scale: Scale, records: Records, folder: Path | None) -> list[str]:
+    if folder is None:
+        return []
+    try:
+        from experiments import plots
+    except ImportError:
+        return []
+    drawn: list[Callable[[Scale, Records, Path], str | None]] = [plots.parity, plots.regimes]
+    made = [path for path in (draw(scale, records, folder) for draw in drawn) if path]
+    return [f"![{path}](evidence/{path})" for path in made]
