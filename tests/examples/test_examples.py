@@ -43,7 +43,7 @@ def safetensors_state(folder):
     ("name", "state_of"),
     [
         ("plain", safetensors_state),
-        ("accelerate_loop", safetensors_state),
+        pytest.param("accelerate_loop", safetensors_state, marks=pytest.mark.slow),
         pytest.param("huggingface", safetensors_state, marks=pytest.mark.slow),  # each learner imports for seconds
         pytest.param("lightning_module", lightning_state, marks=pytest.mark.slow),
     ],
