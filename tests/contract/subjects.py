@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -177,6 +176,3 @@ def versions() -> str:
     if Accelerated.name in available():
         found.append(f"accelerate {importlib.metadata.version('accelerate')}")
     return ", ".join(found)
-
-
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a group of one needs no name service
