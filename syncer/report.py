@@ -50,8 +50,10 @@ def report(tape: Path, output: Path) -> None:
     except StateError as error:
         text = str(error)
         raise StateError(text if text.startswith("tape ") else f"tape {tape}: {text}") from error
+    except RecursionError as error:
+        raise StateError(f"tape {tape}: not a tape: a line is nested too deeply") from error
     name = tape.resolve().parent.name if tape.stem == "tape" else tape.stem  # a run folder calls every tape so
-    write_atomically(output, [page_of(facts, name).encode()], "report")
+    write_atomically(output, [page_of(facts, name).encode(errors="replace")], "report")
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

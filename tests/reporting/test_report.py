@@ -90,6 +90,16 @@ def test_a_tape_that_shows_nothing_is_one_sentence_and_exit_code_1(tmp_path, cap
     assert not page.exists()
 
 
+def test_a_line_nested_deeper_than_anybody_reads_is_a_page_or_one_sentence(tmp_path, capsys):
+    for depth in (500, 900, 990, 50_000):
+        tape, page = written(tmp_path / "tape", a_run(rounds=1)), tmp_path / "page.html"
+        with tape.open("a") as file:
+            file.write('{"time": 1, "event": "deep", "x": ' + "[" * depth + "]" * depth + "}\n")
+        code = report.main([str(tape), "-o", str(page)])
+        said = capsys.readouterr()
+        assert code == 0 or re.fullmatch(r"tape .*: not a tape: .*\n", said.err), said.err
+
+
 def test_a_torn_last_line_is_left_out(tmp_path):
     tape, page = written(tmp_path / "tape", a_run(rounds=3)), tmp_path / "page.html"
     with tape.open("a") as file:
@@ -135,9 +145,10 @@ def test_without_its_libraries_the_command_to_get_them_is_said(tmp_path, capsys,
         [merge(step, [answer(step % 70)], fragments=70, ms=10.0**step) for step in range(1, 90)],
         [merge(10**12, [answer(2**32 - 1)], gnorm=1e100, ms=1e100, time=2.5e11), event("end", -START)],
         [merge(step, [answer(0)], time=START - step) for step in range(1, 30)],  # a clock that runs backwards
+        [start(), event("\ud800 \0 \x1b[31m", why="\udfff"), merge(1, [answer(0)], rejected={"\ud800": 1})],
         [start(), *[event(f"strange {n}", n, **{"<b>": "$x_{1"}) for n in range(900)], merge(1, [answer(0)])],
     ],
-    ids=["one round", "zeros", "nobody", "many", "the largest numbers", "backwards", "strange events"],
+    ids=["one round", "zeros", "nobody", "many", "the largest numbers", "backwards", "no text", "strange events"],
 )
 def test_extreme_tapes_have_a_page_too(tmp_path, lines, recwarn):
     page = tmp_path / "page.html"

@@ -91,11 +91,6 @@ class _Examination:
             yield self._bounded_rate()
         yield from self._plan(rates)
 
-    @property
-    def _where(self) -> str:
-        host, port = self.patient.address
-        return f"{host}:{port}"
-
     def _name(self) -> Finding:
         host, port = self.patient.address
         try:
