@@ -36,6 +36,16 @@ TIME ?= 60
 fuzz: $(VENV)/.installed-fuzz  ## coverage-guided search for inputs that break a promise (TIME=seconds, ARGS=target)
 	@$(BIN)/python -m tests.fuzz.run --time $(TIME) $(ARGS)
 
+JOBS ?= 2
+evidence: $(VENV)/.installed-evidence  ## every run of docs/evidence.md that has no record, then the page (hours; JOBS=cores)
+	@$(BIN)/python -m experiments estimate --jobs $(JOBS)
+	@$(BIN)/python -m experiments run --jobs $(JOBS)
+	@$(BIN)/python -m experiments report
+
+evidence-quick: $(VENV)/.installed-evidence  ## the same machinery at two seeds and short runs: minutes, no claims
+	@$(BIN)/python -m experiments run --quick --jobs $(JOBS)
+	@$(BIN)/python -m experiments report --quick
+
 bench: $(VENV)/.installed-test  ## every figure of benchmarks/README.md, for a machine with nothing else to do (ARGS="step wire")
 	@$(BIN)/python -m benchmarks $(ARGS)
 

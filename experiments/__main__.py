@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import report
 from experiments.records import Records
 from experiments.runner import ROOT, run_all, work
 from experiments.specs import EXPERIMENTS, Scale, jobs_of
@@ -24,6 +23,8 @@ def main(argv: Sequence[str]) -> int:
     if options.command == "work":
         work(sys.stdin, sys.stdout)
         return 0
+    from experiments import report  # a worker needs no statistics
+
     scale = Scale(options.quick)
     path = options.records or (QUICK / "records.jsonl" if options.quick else RECORDS)
     try:

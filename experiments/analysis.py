@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import t as student
+from scipy.special import stdtr, stdtrit  # Student's distribution and its inverse, without all of scipy.stats
 
 ALPHA = 0.05
 
@@ -54,7 +54,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> Interval:
     mean, error = statistics.fmean(values), _error(values)
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf, len(values), level)
-    half = float(student.ppf((1 + level) / 2, len(values) - 1)) * error
+    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * error
     return Interval(mean, mean - half, mean + half, len(values), level)
 
 
@@ -95,7 +95,7 @@ def _p_above(values: Sequence[float], bound: float) -> float:
     gap, error = statistics.fmean(values) - bound, _error(values)
     if error == 0:
         return 0.0 if gap > 0 else 1.0
-    return float(student.sf(gap / error, len(values) - 1))
+    return float(stdtr(len(values) - 1, -gap / error))
 
 
 def _error(values: Sequence[float]) -> float:

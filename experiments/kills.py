@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.processes import STARTED, children, start_learner, start_module, start_syncer, wait_for
+from experiments.processes import START_S, STARTED, children, start_learner, start_module, start_syncer
 from experiments.specs import Kills
 from syncer.tape import merges
 from yeto_torch.processes import Child, Children, Exited, Line
@@ -70,9 +70,7 @@ def _decoupled(config: Kills, folder: Path) -> tuple[float, int]:
             return start_learner(processes, machine, address, **options)
 
         machines = {machine: start(machine) for machine in range(config.learners)}
-        for machine in machines:
-            wait_for(processes, machines[machine], STARTED)
-        began, wall = time.monotonic(), time.time()
+        began, wall = _await_all(processes, list(machines.values()), None), time.time()
         end = began + config.steps * config.step_s
         for machine in machines:
             heapq.heappush(due, (began + lives.next(machine), machine, "kill"))
@@ -134,9 +132,11 @@ def _await_all(processes: Children, ranks: list[Child], end: float | None) -> fl
     """When every rank is about to train, or the time was over before."""
     waiting = set(range(len(ranks)))
     while waiting and (end is None or time.monotonic() < end):
-        event = processes.next_event(60.0 if end is None else max(0.0, end - time.monotonic()))
+        event = processes.next_event(START_S if end is None else max(0.0, end - time.monotonic()))
         _raise_if_ended(event)
-        if isinstance(event, Line) and event.text == STARTED:
+        if event is None and end is None:
+            raise RuntimeError(f"not all of {[child.name for child in ranks]} started within {START_S:g} s")
+        if isinstance(event, Line) and event.text == STARTED and event.child in ranks:
             waiting.discard(ranks.index(event.child))
     return time.monotonic()
 

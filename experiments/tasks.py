@@ -28,13 +28,11 @@ class Task(Protocol):
     Attributes:
         batch: samples of one global step.
         tokens: that one sample counts.
-        lrs: peak learning rates among which the baseline's is tuned.
         average: further tensors that are merged by plain averaging (a regex), or None.
     """
 
     batch: int
     tokens: int
-    lrs: tuple[float, ...]
     average: str | None
 
     def model(self) -> nn.Module: ...
@@ -76,7 +74,6 @@ class Characters:
     """Predict the next character of Python's own language reference (``pydoc_data.topics``)."""
 
     batch, tokens = 16, CONTEXT
-    lrs = (2e-3, 4e-3, 8e-3, 16e-3)
     average = None
 
     def __init__(self, seed: int) -> None:
@@ -111,7 +108,6 @@ class HandwrittenDigits:
     """The demonstration's digits, model and split."""
 
     batch, tokens = 32, 1
-    lrs = (1e-3, 2e-3, 4e-3)
     average = None
 
     def __init__(self, seed: int) -> None:
