@@ -30,6 +30,7 @@ from yeto_torch.follower import RESYNC_CLOSED, Follower
 from yeto_torch.leading import LeadingExchange
 from yeto_torch.learner import Learner
 from yeto_torch.link import clock
+from yeto_torch.local import LocalLearner
 from yeto_torch.orders import Flag, Order, Orders, Release
 from yeto_torch.points import points_beside
 from yeto_torch.protocol.errors import RunError
@@ -51,9 +52,13 @@ def enlist(
     inner: Sequence[torch.optim.Optimizer],
     team: Team | None,
     written: Callable[[], None],
-) -> Learner | Follower:
+) -> Learner | Follower | LocalLearner:
     """This rank's learner: a plain one without a team, else rank 0's or another's. ``written``: see ``Exchange``."""
     model = (layout, parameters, config.dtype.bulk, config.merge_alpha, partial(points_beside, inner), written)
+    if config.is_local:
+        if team is not None and team.size > 1:
+            raise ValueError("syncer='local': a learner of several ranks needs a syncer; leave process_group out")
+        return LocalLearner(config, layout, Exchange(*model), inner)
     if team is None or team.size == 1:
         return Learner(config, layout, Exchange(*model), inner)
     orders = Orders(team)
@@ -160,7 +165,9 @@ class Leader(Learner):
         except TeamError as lost:
             self._end(lost)
             raise
-        self._pace.released(started, clock(), self.local_step)
+        ended = clock()
+        self._stall_s += ended - started
+        self._pace.released(started, ended, self.local_step)
         self._told, self._free_steps = release.flags, free_steps
         if error is not None and Flag.FINAL in release.flags:
             self._error = error

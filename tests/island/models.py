@@ -39,7 +39,7 @@ def wrapped(parts: nn.ModuleDict, how: str) -> nn.Module:
 
     size = dist.get_world_size()
     shape = {"fsdp": (size,), "hsdp": (2, size // 2)}[how]
-    mesh = init_device_mesh("cpu", shape)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")[-len(shape) :])
     for layer in (model.embed, model.hidden, model.out):
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)

@@ -1,10 +1,11 @@
 """One rank of a learner: the training script of the tests here.
 
-Its one argument is JSON: ``rank``, ``world``, ``rendezvous`` (a file), ``timeout_s`` (of the process group), ``wrap``
-(``plain``, ``ddp``, ``fsdp``, ``hsdp``), ``seed``, ``widths`` (of the model, per rank), ``steps`` (then ``finish()``;
-null = until finished), ``budget`` (to report), ``pace_s``, ``out`` (where the final parameters go), ``grouped`` (false:
-without a process group), ``optimizer`` (arguments of YetoOuterOptimizer), and ``trouble``: what happens behind step
-``at`` on rank ``on``. It prints a line when it has joined, one per global step it sees, and one at the end.
+Its one argument is JSON: ``rank``, ``world``, ``rendezvous`` (a file), ``timeout_s`` (of the learner's process group;
+default: the job's), ``wrap`` (``plain``, ``ddp``, ``fsdp``, ``hsdp``, ``fsdp1``), ``seed``, ``widths`` (of the model, per
+rank), ``steps`` (then ``finish()``; null = until finished), ``budget`` (to report), ``pace_s``, ``out`` (where the final
+parameters go), ``grouped`` (false: without a process group), ``optimizer`` (arguments of YetoOuterOptimizer), and
+``trouble``: what happens behind step ``at`` on rank ``on``. It prints a line when it has joined, one per global step it
+sees, and one at the end.
 """
 
 import json
@@ -31,9 +32,12 @@ def main() -> None:
         init_method=f"file://{options['rendezvous']}",
         rank=options["rank"],
         world_size=options["world"],
-        timeout=timedelta(seconds=options.get("timeout_s", 20)),
+        timeout=timedelta(seconds=60),
     )
     group = dist.group.WORLD if options.get("grouped", True) else None
+    if "timeout_s" in options:  # a group of its own: all ranks are here, so none is late for a short timeout
+        dist.barrier()
+        group = dist.new_group(timeout=timedelta(seconds=options["timeout_s"]), backend="gloo")
     options["optimizer"] = {"process_group": group, "streams": 1, "fragments": 3, **options["optimizer"]}
     try:
         train(options)

@@ -2,8 +2,6 @@
 
 import signal
 
-import pytest
-
 from tests.island.support import raised, results, start_island
 from tests.support.files import final_state
 from tests.support.learners import same_weights
@@ -11,7 +9,6 @@ from tests.support.processes import until
 
 KEYS = ["preset=direct", "schedule.sync_interval_steps=0", "schedule.min_round_interval_ms=30"]
 KEYS += ["schedule.grace_ms=300", "schedule.quorum=2"]
-TIMEOUT_S = 5.0
 
 
 def test_a_learner_that_lost_a_rank_is_gone_whole_and_comes_back_whole(processes):
@@ -24,7 +21,7 @@ def test_a_learner_that_lost_a_rank_is_gone_whole_and_comes_back_whole(processes
     def here(learner):
         return [line for line in syncer.events("join") if line["id"] == learner]
 
-    learners = [start_island(processes, syncer.address, i, timeout_s=TIMEOUT_S, wrap="plain") for i in (0, 1)]
+    learners = [start_island(processes, syncer.address, i, wrap="plain") for i in (0, 1)]
     until(lambda: commits() >= 10, "rounds together")
     for learner, rank in ((0, 0), (1, 1)):
         victim, other = learners[learner][rank], learners[learner][1 - rank]
@@ -35,7 +32,7 @@ def test_a_learner_that_lost_a_rank_is_gone_whole_and_comes_back_whole(processes
         until(lambda learner=learner: [e for e in syncer.events("leave") if e["id"] == learner], "it is gone")
         before = commits()
         until(lambda before=before: commits() >= before + 5, "the other one goes on alone")
-        learners[learner] = start_island(processes, syncer.address, learner, timeout_s=TIMEOUT_S, wrap="plain", seed=7)
+        learners[learner] = start_island(processes, syncer.address, learner, wrap="plain", seed=7)
         until(lambda learner=learner: len(here(learner)) == 2, "it is back")
         before = commits()
         assert before + 5 < total
@@ -46,11 +43,10 @@ def test_a_learner_that_lost_a_rank_is_gone_whole_and_comes_back_whole(processes
     assert same_weights(*results(processes), final_state(syncer.folder / "model.safetensors"))
 
 
-@pytest.mark.parametrize("wrap", ["ddp"])
-def test_a_syncer_that_is_killed_and_started_again_goes_on_with_every_rank(processes, wrap):
+def test_a_syncer_that_is_killed_and_started_again_goes_on_with_every_rank(processes):
     options = ["checkpoint.every=1", "checkpoint.resume=auto", "schedule.quorum=1", *KEYS[:-1]]
     syncer = processes.syncer(*options, learners=1, total_steps=60)
-    ranks = start_island(processes, syncer.address, timeout_s=TIMEOUT_S, wrap=wrap)
+    ranks = start_island(processes, syncer.address, wrap="ddp")
     until(lambda: len(syncer.merges()) >= 10, "rounds")
     syncer.kill()
     port = int(syncer.address.rpartition(":")[2])
@@ -61,11 +57,10 @@ def test_a_syncer_that_is_killed_and_started_again_goes_on_with_every_rank(proce
     assert same_weights(*results(processes, learners=1), final_state(syncer.folder / "model.safetensors"))
 
 
-@pytest.mark.parametrize("wrap", ["fsdp"])
-def test_a_syncer_that_is_killed_for_good_ends_every_rank(processes, wrap):
+def test_a_syncer_that_is_killed_for_good_ends_every_rank(processes):
     syncer = processes.syncer("schedule.quorum=1", *KEYS[:-1], learners=1, total_steps=10_000)
     optimizer = {"max_reconnects": 1}
-    ranks = start_island(processes, syncer.address, timeout_s=TIMEOUT_S, wrap=wrap, optimizer=optimizer)
+    ranks = start_island(processes, syncer.address, wrap="fsdp", optimizer=optimizer)
     until(lambda: len(syncer.merges()) >= 5, "rounds")
     syncer.kill()
     errors = raised(ranks)

@@ -80,6 +80,7 @@ def test_a_learner_that_lost_a_rank_is_started_again_whole(capfd, tmp_path, scri
     assert {attempt for learner, _, _, attempt in met if learner == "1"} == {"0", "1"}
 
 
+@pytest.mark.slow
 def test_the_first_failure_of_a_rank_is_shown_whole(capfd, tmp_path, script):
     code, out, err = run(capfd, tmp_path / "run", script, "raise")
     assert code == 1
