@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from yeto_torch.local_rules import LOCAL, LocalRules
 from yeto_torch.protocol.constants import HASH_BYTES, MAX_STREAMS, U32_MAX, U64_MAX, WireDType
 from yeto_torch.protocol.layout import contract_hash
 from yeto_torch.protocol.profile import ProfileRecord, record_of
@@ -72,6 +73,7 @@ class LearnerConfig:
         connect_timeout_s: how long the constructor waits for the start.
         final_timeout_s: how long ``finish()`` waits for the final cut.
         on_sync: called on the training thread with a ``Sync`` for every broadcast taken over.
+        local: with ``syncer="local"`` alone: what a syncer would decide, see ``LocalRules``.
         run_dir: the launcher's run folder, where learner 0 writes ``layout.json``. Env YETO_RUN_DIR.
     """
 
@@ -98,6 +100,7 @@ class LearnerConfig:
     connect_timeout_s: float = 900.0
     final_timeout_s: float = 900.0
     on_sync: OnSync | None = None
+    local: Mapping[str, Any] | None = None
     run_dir: str | None = None
 
     @classmethod
@@ -139,13 +142,18 @@ class LearnerConfig:
             _integer("max_reconnects", self.max_reconnects, 0, U64_MAX)
         _number("connect_timeout_s", self.connect_timeout_s, 0.0, math.inf, above=True)
         _number("final_timeout_s", self.final_timeout_s, 0.0, math.inf, above=True)
-        _ = self.client_tls
+        _ = None if self.is_local else self.client_tls
         if self.on_sync is not None and not callable(self.on_sync):
             raise ValueError(f"on_sync={self.on_sync!r}: must be a function of one argument, the Sync, or None")
 
     def _check_identity(self) -> None:
         if self.syncer is None:
             raise ValueError("syncer: not given; pass syncer='host:port' or set YETO_SYNCER")
+        if self.is_local:
+            _ = self.local_rules
+            return
+        if self.local is not None:
+            raise ValueError(f"local={dict(self.local)!r}: goes with syncer='local' alone; a syncer has its own rules")
         parse_address(self.syncer)
         if self.learner_id is None:
             raise ValueError("learner_id: not given; pass learner_id=0, 1, ... or set YETO_LEARNER_ID")
@@ -159,10 +167,20 @@ class LearnerConfig:
         _ = self.profile_hash
 
     @property
+    def is_local(self) -> bool:
+        """Is there no syncer at all?"""
+        return self.syncer == LOCAL
+
+    @property
+    def local_rules(self) -> LocalRules:
+        """What a syncer would decide, where there is none."""
+        return LocalRules.of(self.local)
+
+    @property
     def identity(self) -> int:
-        """``learner_id``, which is given once the configuration is valid."""
-        assert self.learner_id is not None
-        return self.learner_id
+        """``learner_id``, which is given once the configuration is valid; alone one is 0."""
+        assert self.learner_id is not None or self.is_local
+        return self.learner_id or 0
 
     @property
     def address(self) -> tuple[str, int]:

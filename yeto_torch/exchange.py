@@ -74,8 +74,12 @@ class Exchange:
 
         Raises NonFiniteError naming the first tensor that is not finite, or beyond 2^100.
         """
+        return self.distance(fragment, self._view(fragment, anchor, self._bulk))
+
+    def distance(self, fragment: int, base: Tensor) -> Tensor:
+        """As ``delta``, from an anchor that is a [numel] f32 or bf16 tensor on any device."""
         flat = torch.empty(self._numels[fragment], dtype=torch.float32, device=self.device(fragment))
-        base = self._view(fragment, anchor, self._bulk).to(flat.device)
+        base = base.to(flat.device)
         for (parameter, part), (_, global_part) in zip(
             self._parts(fragment, flat), self._parts(fragment, base), strict=True
         ):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from yeto_torch.follower import Follower
 from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of, raw_names
 from yeto_torch.island import enlist
 from yeto_torch.learner import Learner
+from yeto_torch.local import LocalLearner
 from yeto_torch.protocol.errors import RunError
 from yeto_torch.protocol.layout import Layout
 from yeto_torch.shards import check_shards, check_wrapping, resharding
@@ -43,7 +44,8 @@ class YetoOuterOptimizer(OptimizerWrapper):
     Args:
         inner: the optimizer, or a list of optimizers over one model.
         named_parameters: ``model.named_parameters()``, or the model; default: the names the inner optimizer knows.
-        syncer: ``"host:port"``. Default: YETO_SYNCER.
+        syncer: ``"host:port"``. Default: YETO_SYNCER. ``"local"``: no fleet; the outer step is made in this process, in
+            the manner of Lookahead, by the rules in ``local``.
         learner_id: 0 to learners - 1. Default: YETO_LEARNER_ID.
         run_id: the name of the run. Default: YETO_RUN_ID.
         fragments, pattern, matrix_merge, average: the layout.
@@ -66,6 +68,8 @@ class YetoOuterOptimizer(OptimizerWrapper):
         on_sync: called with a ``Sync`` for every broadcast taken over, and once for the final cut (``final=True``), on
             the thread that steps; what it raises comes out of ``step`` or ``finish``. The constructor's own first
             weights are not told.
+        local: with ``syncer="local"``: ``sync_interval_steps``, ``lr``, ``momentum``, ``delta_correction``,
+            ``iso_scale``; the defaults are the syncer's preset ``balanced``.
 
     Raises:
         ValueError: a wrong argument; the sentence names it.
@@ -101,9 +105,10 @@ class YetoOuterOptimizer(OptimizerWrapper):
         connect_timeout_s: float = 900,
         final_timeout_s: float = 900,
         on_sync: OnSync | None = None,
+        local: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(inner)
-        self._learner: Learner | Follower | None = None
+        self._learner: Learner | Follower | LocalLearner | None = None
         self._counted: int | None = None  # tokens of the step to come
         self._warned = self._ended = False
         self._rules: dict[str, Any] = {
@@ -121,7 +126,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
                 contract=contract, hmac_key=hmac_key, tls=tls, process_group=process_group,
                 budget_steps=budget_steps, wait_for_start=wait_for_start, on_nonfinite=on_nonfinite,
                 max_reconnects=max_reconnects, connect_timeout_s=connect_timeout_s,
-                final_timeout_s=final_timeout_s, on_sync=on_sync,
+                final_timeout_s=final_timeout_s, on_sync=on_sync, local=local,
             )  # fmt: skip
             reshard = resharding(named)
             reshard()

@@ -5,8 +5,10 @@ from syncer.merge.iso import Spectrum, flatten_spectrum
 from syncer.merge.merge import merge_fragment, total_norm
 from syncer.merge.nesterov import nesterov_step
 from syncer.merge.weights import learner_weight
+from syncer.policy import IsoScale
 
 __all__ = [
+    "IsoScale",
     "Spectrum",
     "decode_gradient",
     "flatten_spectrum",
