@@ -8,9 +8,10 @@ on the training stream, with the least that must happen there: a copy of the par
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.harness import Figure, Size, Target, alternate, both, not_measured, ratios, seconds
 from benchmarks.merge import Round
@@ -58,24 +59,31 @@ def _transfers(numel: int) -> Iterator[Figure]:
         state.commit(state.step + 1, 0, merged, 0.7, 0.5)
         state.broadcast_bytes(0, WireDType.F32)
 
-    one_round()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+    with Crossings() as crossings:
         one_round()
-        torch.cuda.synchronize()
-    names = [event.name for event in trace.events() if _bytes_moved(event) >= numel]
-    for kind, per, what in (("HtoD", MEMBERS, "uploads per answer"), ("DtoH", 1, "downloads per commit")):
-        count = sum(kind in name for name in names)
+    whole = [(source, target) for source, target, nbytes in crossings.seen if nbytes >= numel]  # less is a reduction's
+    for way, per, what in (
+        (("cpu", "cuda"), MEMBERS, "uploads per answer"),
+        (("cuda", "cpu"), 1, "downloads per commit"),
+    ):
+        count = whole.count(way)
         yield Figure(f"{what}, {millions(numel)}", "one", "x", Target(1, 1), (count / per,), f"{count} in a round")
 
 
-def _bytes_moved(event: object) -> int:
-    """What a copy moved; 0 for what is none. Small copies are results of reductions."""
-    name = getattr(event, "name", "")
-    if not name.startswith("Memcpy"):
-        return 0
-    moved = getattr(event, "nbytes", None)
-    return moved or 1 << 62  # where the profiler does not tell, every copy counts
+class Crossings(TorchDispatchMode):
+    """While inside, notes every copy between devices as (from, to, bytes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[0] if func is torch.ops.aten._to_copy.default else args[1]
+            if source.device.type != out.device.type:
+                self.seen.append((source.device.type, out.device.type, source.nbytes))
+        return out
 
 
 def _answer(size: Size, numel: int) -> Figure:

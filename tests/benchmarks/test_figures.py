@@ -13,6 +13,7 @@ import torch
 from benchmarks import FIGURES, figures, harness
 from benchmarks import __main__ as command
 from benchmarks import round as whole_round
+from benchmarks.gpu import Crossings
 from benchmarks.harness import Figure, Size, Target
 from tests.support.processes import processes, zygote
 
@@ -57,6 +58,14 @@ def test_rivals_that_are_not_installed_are_told_of(monkeypatch, tmp_path):
 def test_without_cuda_the_gpu_figure_says_so():
     (figure,) = figures("gpu", Size.TINY)
     assert figure.note == "no CUDA here"
+
+
+def test_copies_between_devices_are_counted():
+    with Crossings() as crossings:
+        torch.zeros(10).to("meta").add_(1).clone()
+        torch.empty(4, device="meta").copy_(torch.zeros(4))
+        torch.zeros(3).clone().copy_(torch.ones(3))
+    assert crossings.seen == [("cpu", "meta", 40), ("cpu", "meta", 16)]
 
 
 def test_turns_alternate_and_the_first_is_not_counted():
