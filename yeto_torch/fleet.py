@@ -21,6 +21,7 @@ IDLE_SYNCER_S = 15.0  # a syncer whose learners all ended well has only its mark
 _LISTENING = re.compile(r"syncer listening on (\S+:\d+)\s*$")
 _JOINED = re.compile(r"learner (\d+) \(generation \w+\) joined$")
 _TRACEBACK = "Traceback (most recent call last):"
+_RANK = re.compile(r"^\[rank\d+\]: ")  # torch.distributed puts it before each line of a rank's traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Fleet:
                     self._start_learner(learner, found[1])
             elif found := _JOINED.search(text):
                 self._joined.update(crew for crew in self._crews if crew.learner == int(found[1]))
-        elif child in self._held_back or (self._told_to_end(child) and text.startswith(_TRACEBACK)):
+        elif child in self._held_back or (self._told_to_end(child) and _begins_traceback(text)):
             self._held_back.setdefault(child, []).append(text)
         else:
             self.output(child.name, text)
@@ -139,7 +140,7 @@ class Fleet:
         """Show what a stopped learner said last, unless it is only the traceback of having been interrupted."""
         held = self._held_back.pop(child, [])
         last = next((text for text in reversed(held) if text.strip()), "")
-        if not last.startswith("KeyboardInterrupt"):
+        if not _RANK.sub("", last).startswith("KeyboardInterrupt"):
             for text in held:
                 self.output(child.name, text)
 
@@ -257,10 +258,14 @@ class Fleet:
             crew.living.add(self.children.start(crew.name_of(rank), command, env | crew.environment(rank)))
 
 
+def _begins_traceback(text: str) -> bool:
+    return _RANK.sub("", text).startswith(_TRACEBACK)
+
+
 def _end_of(tail: list[str]) -> tuple[str, ...]:
     """The part of a child's last lines worth repeating: from its first traceback on, or the last twenty."""
     for index, text in enumerate(tail):
-        if text.startswith(_TRACEBACK):
+        if _begins_traceback(text):
             return tuple(tail[index:])
     return tuple(tail[-20:])
 

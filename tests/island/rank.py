@@ -1,9 +1,9 @@
 """One rank of a learner: the training script of the tests here.
 
 Its one argument is JSON: ``rank``, ``world``, ``rendezvous`` (a file), ``timeout_s`` (of the learner's process group;
-default: the job's), ``wrap`` (``plain``, ``ddp``, ``fsdp``, ``hsdp``, ``fsdp1``), ``seed``, ``widths`` (of the model, per
-rank), ``steps`` (then ``finish()``; null = until finished), ``budget`` (to report), ``pace_s``, ``out`` (where the final
-parameters go), ``grouped`` (false: without a process group), ``optimizer`` (arguments of YetoOuterOptimizer), and
+default: the job's), ``wrap`` (``plain``, ``ddp``, ``fsdp``, ``hsdp``, ``fsdp1``), ``seed``, ``widths`` (of the model,
+per rank), ``steps`` (then ``finish()``; null = until finished), ``budget`` (to report), ``pace_s``, ``out`` (where the
+final parameters go), ``grouped`` (false: without a process group), ``optimizer`` (arguments of YetoOuterOptimizer), and
 ``trouble``: what happens behind step ``at`` on rank ``on``. It prints a line when it has joined, one per global step it
 sees, and one at the end.
 """

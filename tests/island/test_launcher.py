@@ -1,13 +1,18 @@
 """``--nproc-per-learner``: learners of several ranks under the launcher, and torchrun by hand."""
 
+import os
 import re
+import signal
 import socket
+import sys
 
 import pytest
 
 from tests.support.processes import processes, zygote  # noqa: F401  # fixtures
 from yeto_torch import run as launcher
+from yeto_torch.processes import Children, Exited, Line
 
+DEADLINE_S = 120.0
 KEYS = ["preset=direct", "schedule.sync_interval_steps=0", "schedule.grace_ms=100", "merge.device=cpu"]
 
 SCRIPT = """
@@ -85,6 +90,7 @@ def test_the_first_failure_of_a_rank_is_shown_whole(capfd, tmp_path, script):
     code, out, err = run(capfd, tmp_path / "run", script, "raise")
     assert code == 1
     report = err[err.index("first failure: learner 1.1, exit code 1") :]
+    assert report.count("Traceback (most recent call last):") == 1
     assert "ArithmeticError: the data of this rank is broken" in report
     assert "learner 1 failed with exit code 1; the others go on" in err
     assert sorted(name for name, _ in finals(out)) == ["0.0", "0.1"]
@@ -94,6 +100,23 @@ def test_a_wrong_number_of_ranks(capfd, script):
     arguments = ["--learners", "2", "--nproc-per-learner", "0", "total_steps=4", "--", str(script)]
     assert launcher.main(arguments) == 2
     assert "--nproc-per-learner 0: must be at least 1" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_one_ctrl_c_stops_every_rank(tmp_path, script, root):
+    children = Children()
+    command = [sys.executable, "-m", "yeto_torch.run", "--learners", "2", "--nproc-per-learner", "2"]
+    command += ["--run-dir", str(tmp_path / "run"), "total_steps=1000000", *KEYS, "--", str(script), "", "x"]
+    child = children.start("launcher", command, {**os.environ, "PYTHONPATH": str(root)})
+    lines = []
+    while not isinstance(event := children.next_event(DEADLINE_S), Exited):
+        assert isinstance(event, Line), lines
+        lines.append(event.text)
+        if "training on port" in event.text and sum("training on port" in line for line in lines) == 4:
+            child.signal(signal.SIGINT)
+    output = "\n".join(lines)
+    assert event.code == 130, output
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow
