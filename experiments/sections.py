@@ -49,21 +49,27 @@ def differences(scale: Scale, records: Records, name: str, label: str, against: 
     return relative_differences(losses(scale, records, name, arms[label]), losses(scale, records, name, other))
 
 
-def verdict_row(name: str, values: list[float], *, no_claims: bool) -> str:
+def verdict_row(name: str, section: Section, *, no_claims: bool) -> str:
+    """One line of the table of claims."""
+    values = section.claims[name]
     margin = MARGINS[name]
     limit = {"within": f"± {margin.bound:g}", "at most": f"≤ {margin.bound:g}", "at least": f"≥ {margin.bound:g}"}
     head = f"| {margin.claim} | {limit[margin.test]} {margin.unit} |"
     if not values:
-        return f"{head} 0 | | | | not run |"
+        return f"{head} 0 | | | | not run | `{section.again}` |"
     found = margin.judge(values)
     verdict = "**met**" if found.is_met else f"**not met**: {found.reason}"
     shown = f"{found.interval.low:.3f} to {found.interval.high:.3f}"
     told = "none: quick" if no_claims else verdict
-    return f"{head} {len(values)} | {found.interval.mean:.3f} | {shown} | {found.p:.2g} | {told} |"
+    figures = f"{found.interval.n} | {found.interval.mean:.3f} | {shown} | {found.p:.2g}"
+    return f"{head} {figures} | {told} | `{section.again}` |"
 
 
-def spread(found: Interval, digits: int = 2) -> str:
-    return f"{found.mean:+.{digits}f} ({found.low:+.{digits}f} to {found.high:+.{digits}f})"
+def spread(found: Interval, form: str = "+.2f") -> str:
+    """Mean and interval; of one value the mean alone."""
+    if found.n < 2:
+        return f"{found.mean:{form}}"
+    return f"{found.mean:{form}} ({found.low:{form}} to {found.high:{form}})"
 
 
 def _compared(scale: Scale, records: Records, name: str, against: str | None = None) -> list[tuple[str, ...]]:
@@ -75,7 +81,8 @@ def _compared(scale: Scale, records: Records, name: str, against: str | None = N
         found = results(scale, records, name, arm)
         gains = [fmean(result["gain"]) for result in found.values()]  # type: ignore[arg-type]
         loss = fmean(losses(scale, records, name, arm).values())
-        rows.append((arm.label, str(len(values)), f"{loss:.4f}", spread(interval(values)), f"{fmean(gains):.2f}"))
+        difference = "(the reference)" if arm.label == against else spread(interval(values))
+        rows.append((arm.label, str(len(values)), f"{loss:.4f}", difference, f"{fmean(gains):.2f}"))
     return rows
 
 
@@ -117,10 +124,10 @@ def e2(_scale: Scale, records: Records) -> Section:
     rows = []
     for name, (label, form, word) in names.items() if traces else ():
         found = interval([trace[name] for trace in traces])
-        rows.append((label, str(found.n), spread(found, 3), f"{word} {traces[0][form]:.3f}" if form else ""))
+        rows.append((label, str(found.n), spread(found, ".3f"), f"{word} {traces[0][form]:.3f}" if form else ""))
     for name in ("decoupled", "synchronous", "ratio") if kills else ():
         found = interval([kill[name] for kill in kills])
-        rows.append((f"real processes: {name}", str(found.n), spread(found, 3), ""))
+        rows.append((f"real processes: {name}", str(found.n), spread(found, ".3f"), ""))
     words = (
         "M = 4; a machine works 300 steps on average and is away for 30. Virtual time is the real coordinator's at the "
         "defaults (H = 24, 8 fragments). Real processes are killed with SIGKILL and start again; the synchronous ones "

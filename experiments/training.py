@@ -42,6 +42,7 @@ def run(config: Training) -> dict[str, Any]:
     """The result of one run: losses in nats, tokens and bytes of all learners together."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     started, began = time.monotonic(), time.process_time()
     training = _Run(config)
     while training.samples < config.warm_steps * training.task.batch:
