@@ -58,39 +58,61 @@ class Lives:
 
 
 def _decoupled(config: Kills, folder: Path) -> tuple[float, int]:
-    tape, lives, kills = folder / "tape.jsonl", Lives(config), 0
-    due: list[tuple[float, int, str]] = []  # (when, machine, what)
+    tape, seconds = folder / "tape.jsonl", config.steps * config.step_s
     with children() as processes:
         keys = (f"learners={config.learners}", f"total_steps={NEVER}", f"tape.path={tape}")
         address = start_syncer(processes, *keys, f"schedule.sync_interval_steps={config.interval}")
-        optimizer = {"fragments": FRAGMENTS, "run_id": "kills"}
+        fleet = Fleet(config, processes, address)
+        began, wall = fleet.await_start(), time.time()
+        kills = fleet.run(began + seconds)
+        merged = [line for line in merges(tape) if wall <= line["time"] <= wall + seconds]
+    steps = sum(answer["c_steps"] for line in merged for answer in line["responders"])
+    return steps / FRAGMENTS / (config.learners * config.steps), kills
 
-        def start(machine: int) -> Child:
-            options = {"step_s": config.step_s, "seed": config.seed, "optimizer": optimizer}
-            return start_learner(processes, machine, address, **options)
 
-        machines = {machine: start(machine) for machine in range(config.learners)}
-        began, wall = _await_all(processes, list(machines.values()), None), time.time()
-        end = began + config.steps * config.step_s
-        for machine in machines:
-            heapq.heappush(due, (began + lives.next(machine), machine, "kill"))
+class Fleet:
+    """The learners of the decoupled side, killed and started again one by one."""
+
+    def __init__(self, config: Kills, processes: Children, address: str) -> None:
+        self._config, self._processes, self._address = config, processes, address
+        self._lives = Lives(config)
+        self._due: list[tuple[float, int, bool]] = []  # (when, machine, does it fail? else it is back)
+        self._machines = [self._start(machine) for machine in range(config.learners)]
+
+    def await_start(self) -> float:
+        """When all are about to train: from here on they work."""
+        began = _await_all(self._processes, self._machines, None)
+        for machine in range(len(self._machines)):
+            self._at_work(machine, began)
+        return began
+
+    def run(self, end: float) -> int:
+        """Let time pass; how many were killed."""
+        kills = 0
         while (now := time.monotonic()) < end:
-            event = processes.next_event(min(end, due[0][0] if due else end) - now)
+            event = self._processes.next_event(min(end, self._due[0][0] if self._due else end) - now)
             _raise_if_ended(event)
             if isinstance(event, Line) and event.text == STARTED:
-                machine = next(m for m, child in machines.items() if child is event.child)
-                heapq.heappush(due, (time.monotonic() + lives.next(machine), machine, "kill"))
-            while due and due[0][0] <= time.monotonic():
-                when, machine, what = heapq.heappop(due)
-                if what == "start":
-                    machines[machine] = start(machine)
-                    continue
-                machines[machine].signal(signal.SIGKILL)
-                kills += 1
-                heapq.heappush(due, (when + config.repair * config.step_s, machine, "start"))
-        ended = wall + config.steps * config.step_s
-        merged = sum(r["c_steps"] for line in merges(tape) if wall <= line["time"] <= ended for r in line["responders"])
-    return merged / FRAGMENTS / (config.learners * config.steps), kills
+                self._at_work(self._machines.index(event.child), time.monotonic())
+            while self._due and self._due[0][0] <= time.monotonic():
+                kills += self._change(*heapq.heappop(self._due))
+        return kills
+
+    def _change(self, when: float, machine: int, fails: bool) -> bool:
+        if fails:
+            self._machines[machine].signal(signal.SIGKILL)
+            heapq.heappush(self._due, (when + self._config.repair * self._config.step_s, machine, False))
+        else:
+            self._machines[machine] = self._start(machine)
+        return fails
+
+    def _at_work(self, machine: int, since: float) -> None:
+        heapq.heappush(self._due, (since + self._lives.next(machine), machine, True))
+
+    def _start(self, machine: int) -> Child:
+        optimizer = {"fragments": FRAGMENTS, "run_id": "kills"}
+        options = {"step_s": self._config.step_s, "seed": self._config.seed, "optimizer": optimizer}
+        return start_learner(self._processes, machine, self._address, **options)
 
 
 def _synchronous(config: Kills, folder: Path) -> tuple[float, int]:

@@ -9,6 +9,8 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from experiments.analysis import interval
 from experiments.records import Records
@@ -39,7 +41,7 @@ def _interval_of(label: str) -> int:
     return int(label.split("H = ")[1].split(",")[0])
 
 
-def _line(axes: plt.Axes, scale: Scale, records: Records, name: str, points: dict[str, int], label: str) -> None:
+def _line(axes: Axes, scale: Scale, records: Records, name: str, points: dict[str, int], label: str) -> None:
     found = {h: differences(scale, records, name, arm) for arm, h in points.items()}
     known = {h: interval(values) for h, values in found.items() if len(values) > 1}
     if known:
@@ -48,7 +50,7 @@ def _line(axes: plt.Axes, scale: Scale, records: Records, name: str, points: dic
         axes.errorbar(list(known), means, errors, marker="o", capsize=3, label=label)
 
 
-def _saved(figure: plt.Figure, axes: plt.Axes, folder: Path, name: str) -> str | None:
+def _saved(figure: Figure, axes: Axes, folder: Path, name: str) -> str | None:
     is_drawn = bool(axes.containers)
     if is_drawn:
         axes.axhline(0, color="gray", linewidth=0.8)

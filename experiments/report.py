@@ -13,7 +13,7 @@ from typing import Any
 from experiments import sections
 from experiments.records import Records
 from experiments.sections import Section
-from experiments.specs import ALONE, EXPERIMENTS, Job, Scale, jobs_of, tuning
+from experiments.specs import ALONE, ARMS, EXPERIMENTS, Job, Scale, jobs_of, tuning
 
 RULES = """\
 * Equal tokens, equal global batch, the same samples in the same order, the same inner schedule (linear warm-up, then a
@@ -79,9 +79,9 @@ def estimate(scale: Scale, records: Records, workers: int) -> str:
 def _all_jobs(name: str, scale: Scale, records: Records) -> list[Job]:
     """Of an experiment that still tunes, the tuning and as good a guess at the rest as its first rate gives."""
     jobs = jobs_of(name, scale, records)
-    if name not in sections.ARMS or scale.quick:
+    if name not in ARMS or scale.quick:
         return jobs
-    tasks = sorted({arm.task for arm in sections.ARMS[name][0](scale)})
+    tasks = sorted({arm.task for arm in ARMS[name][0](scale)})
     pretended = Records(None)
     for job in tuning(scale, tasks):
         pretended.by_key[job.key] = {"key": job.key, "result": {"loss": job.config["peak_lr"]}}
@@ -102,7 +102,7 @@ def _seconds(job: Job, records: Records) -> float:
         return _DEFAULT_S[job.kind]
     learners = _shape(job.config)[1]
     share = job.config["steps"] / 1200 * (_DIGITS if job.config["task"] == "digits" else 1.0)
-    return _START_S + _TRAIN_S[learners] * share
+    return float(_START_S + _TRAIN_S[learners] * share)
 
 
 def _shape(config: dict[str, Any]) -> tuple[Any, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -23,7 +23,7 @@ class Section:
     words: str
     again: str
     head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     claims: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -72,7 +72,7 @@ def spread(found: Interval, form: str = "+.2f") -> str:
     return f"{found.mean:{form}} ({found.low:{form}} to {found.high:{form}})"
 
 
-def _compared(scale: Scale, records: Records, name: str, against: str | None = None) -> list[tuple[str, ...]]:
+def _compared(scale: Scale, records: Records, name: str, against: str | None = None) -> Sequence[tuple[str, ...]]:
     rows = []
     for arm in ARMS[name][0](scale):
         values = differences(scale, records, name, arm.label, against)

@@ -157,12 +157,12 @@ def training_jobs(name: str, scale: Scale, records: Records, seeds: Sequence[int
     make_arms, default = ARMS[name]
     arms = make_arms(scale)
     tasks = sorted({arm.task for arm in arms})
-    rates = {task: tuned_lr(scale, task, records) for task in tasks}
-    if None in rates.values():
+    rates = {task: lr for task in tasks if (lr := tuned_lr(scale, task, records)) is not None}
+    if len(rates) < len(tasks):
         return tuning(scale, tasks)
     jobs = []
     for seed in scale.seeds(default) if seeds is None else seeds:
-        jobs += [arm_job(scale, item, seed, rates[task]) for task in tasks for item in (task,)]
+        jobs += [arm_job(scale, task, seed, rates[task]) for task in tasks]
         jobs += [arm_job(scale, arm, seed, rates[arm.task]) for arm in arms]
     return jobs
 

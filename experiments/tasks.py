@@ -64,17 +64,18 @@ class Stream:
 
 def make_task(name: str, seed: int) -> Task:
     """``char`` or ``digits``. Raises ValueError for another name."""
-    tasks: dict[str, Callable[[int], Task]] = {"char": Characters, "digits": HandwrittenDigits}
-    if name not in tasks:
-        raise ValueError(f"task={name!r}: expected one of {', '.join(tasks)}")
-    return tasks[name](seed)
+    if name == "char":
+        return Characters(seed)
+    if name == "digits":
+        return HandwrittenDigits(seed)
+    raise ValueError(f"task={name!r}: expected char or digits")
 
 
 class Characters:
     """Predict the next character of Python's own language reference (``pydoc_data.topics``)."""
 
     batch, tokens = 16, CONTEXT
-    average = None
+    average: str | None = None
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -108,7 +109,7 @@ class HandwrittenDigits:
     """The demonstration's digits, model and split."""
 
     batch, tokens = 32, 1
-    average = None
+    average: str | None = None
 
     def __init__(self, seed: int) -> None:
         from yeto_torch.demos.digits import Digits  # needs the demo extra

@@ -1,0 +1,67 @@
+"""What every comparison rests on: the same samples, nothing of the held-out text, the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from experiments import training
+from experiments.configs import Fleet, Training
+from experiments.tasks import BLOCK, CONTEXT, HELD_OUT_EVERY, Characters, make_task
+from experiments.training import lr_at, run
+
+
+def test_learners_take_what_the_baseline_takes_in_the_same_order():
+    whole, shared = Characters(3).stream(), Characters(3).stream()
+    for learners in (2, 4, 8):
+        inputs, targets = whole.take(16)
+        parts = [shared.take(16 // learners) for _ in range(learners)]
+        assert torch.equal(inputs, torch.cat([x for x, _ in parts]))
+        assert torch.equal(targets, torch.cat([y for _, y in parts]))
+        assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_seeds_differ_in_weights_and_order_but_not_in_what_is_held_out():
+    first, second = Characters(0), Characters(1)
+    assert not torch.equal(first.stream().take(16)[0], second.stream().take(16)[0])
+    assert not torch.equal(first.model().embed.weight, second.model().embed.weight)
+    assert torch.equal(first.held_out()[0], second.held_out()[0])
+
+
+def test_no_training_sees_a_held_out_block():
+    task = Characters(0)
+    text, held_out = task._text, task.held_out()[0]
+    assert torch.equal(held_out[: BLOCK // CONTEXT].flatten(), text[:BLOCK])
+    blocks = torch.split(text, BLOCK)
+    kept = sum(len(block) for i, block in enumerate(blocks) if i % HELD_OUT_EVERY)
+    assert len(task._train) == kept
+    assert torch.equal(task._train[:BLOCK], blocks[1])
+    assert abs(kept / len(text) - 0.9) < 0.02
+
+
+def test_the_schedule_rises_to_its_peak_and_falls_to_a_tenth():
+    rates = [lr_at(step / 1000, 2.0) for step in range(1001)]
+    top = rates.index(max(rates))
+    assert rates[top] == pytest.approx(2.0, rel=1e-3)
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert rates[-1] == pytest.approx(0.2)
+
+
+def test_a_fleet_and_its_baseline_make_as_many_tokens_from_one_beginning(monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINTS", 2)  # to evaluate takes longer than these few steps
+    sizes = {"steps": 16, "warm_steps": 8}
+    baseline = run(Training("char", 0, 4e-3, **sizes))
+    fleet = run(Training("char", 0, 4e-3, fleet=Fleet(2, 4, 4), **sizes))
+    assert fleet["tokens"] == baseline["tokens"] == 16 * 16 * CONTEXT
+    assert [tokens for tokens, _ in fleet["losses"]] == [tokens for tokens, _ in baseline["losses"]]
+    assert len(fleet["losses"]) == 2
+    assert fleet["rounds"] == 8
+    assert fleet["loss"] < fleet["losses"][0][1]
+    assert fleet["loss"] == pytest.approx(baseline["loss"], rel=0.05)
+    assert fleet["loss"] != baseline["loss"]
+
+
+def test_an_unknown_task_is_named():
+    with pytest.raises(ValueError, match="task='words': expected char or digits"):
+        make_task("words", 0)
