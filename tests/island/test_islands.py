@@ -1,6 +1,7 @@
 """Learners of several ranks against a real syncer: all ranks of all learners end as one."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,11 @@ def test_a_mesh_of_replicas_of_shards_and_a_blend(processes):
     assert shards[0] == shards[2]  # replicas of one shard, at every step that brought something
     assert shards[1] == shards[3]
     assert shards[0] != shards[1]
+
+
+def test_an_evaluation_does_not_hide_what_is_written_behind_it(processes, tmp_path):
+    script = str(Path(__file__).with_name("evaluation.py"))
+    child = processes.start("evaluation", [script, str(tmp_path / "rendezvous")])
+    assert child.wait() == 0, child.told()
+    assert "True True False" in child.lines  # the zeros are seen
+    assert "False True True" in child.lines  # torch would show the old values: else this care could go
