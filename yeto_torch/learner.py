@@ -251,13 +251,19 @@ class Learner:
         with self.link.lock:
             effects = self._session.boundary(self.local_step, self.tokens)
         self._answers.begin()
+        done = 0
         try:
             for effect in effects:
                 self._do(effect)
+                done += 1
         except YetoError as error:
             with self.link.lock:
                 self._session.fail(error)
             self.link.nudge()
+            raise
+        except BaseException:  # Ctrl-C, or a GPU without memory for it: whoever trains on after that finds the rest due
+            with self.link.lock:
+                self._session.broken_off(effects[done:])
             raise
         finally:
             self._stall_s += clock() - started

@@ -12,6 +12,7 @@ clocks: payloads are opaque buffers, and whoever owns it calls it under one lock
     FINAL_*       | see ``cut``
     SHUTDOWN      | a violation until our acknowledgement on this generation has been started
     boundary      | the training thread's turn: broadcasts first, then answers; or the final cut
+    broken_off    | an error of the user's ended a boundary: what it left undone is asked for again
     enter_finish  | data has ended: a pull we have no steps for gets a zero delta of weight 0
     freeze        | budget reported: broadcasts move anchors only, answers carry the budget and the exact total
 
@@ -77,9 +78,10 @@ class _Slot:
     queued: Adopt | None = None
     pull: PullReq | None = None
     heard: _Anchor | None = None  # the newest of this generation
+    is_torn: bool = False  # the anchor was not taken over: the boundary that should have done so was broken off
 
     def forget(self) -> None:
-        """What a teardown takes: everything but the anchor and its counters."""
+        """What a teardown takes: everything but the anchor, its counters, and whether it was taken over."""
         self.queued = self.pull = self.heard = None
 
 
@@ -257,6 +259,20 @@ class Session:
         self._cut.mark_installed(manifest)
         for slot in self._slots:
             slot.forget()
+            slot.is_torn = False
+        self._look()
+
+    def broken_off(self, effects: Iterable[Effect]) -> None:
+        """These effects of the last boundary were not carried out, or not to their end, and training may go on.
+
+        Without this a fragment would answer from an anchor that its parameters have never seen.
+        """
+        for effect in effects:
+            match effect:
+                case Adopt() if effect.write is not Write.KEEP:
+                    self._slots[effect.fragment].is_torn = True
+                case Respond():
+                    self._put_back(effect)
         self._look()
 
     def restarted(self, fragments: Iterable[int], local_step: int, tokens: int) -> None:
@@ -264,14 +280,13 @@ class Session:
         for fragment in fragments:
             slot = self._slots[fragment]
             slot.steps_then, slot.tokens_then = local_step, tokens
+            slot.is_torn = False
+        self._look()
 
     def resynced(self, respond: Respond, fragments: list[int], local_step: int, tokens: int) -> None:
         """Local progress of ``fragments`` was dropped while ``respond`` was made: answer later."""
+        self._put_back(respond)
         self.restarted(fragments, local_step, tokens)
-        slot = self._slots[respond.pull.fragment]
-        if respond.generation == self.generation and slot.pull is None:
-            slot.pull = respond.pull
-        self._look()
 
     def enter_finish(self) -> None:
         """The data has ended; the session has not."""
@@ -338,15 +353,27 @@ class Session:
         if slot.pull is None or (pull.step, pull.attempt) > (slot.pull.step, slot.pull.attempt):
             slot.pull = pull
 
+    def _put_back(self, respond: Respond) -> None:
+        """Answer this pull later, unless a newer one has come."""
+        slot = self._slots[respond.pull.fragment]
+        if respond.generation == self.generation and slot.pull is None:
+            slot.pull = respond.pull
+
     def _adoptions(self, local_step: int, tokens: int) -> list[Effect]:
         effects: list[Effect] = []
-        for slot in self._slots:
-            if slot.queued is None:
+        for fragment, slot in enumerate(self._slots):
+            adopt = slot.queued
+            if adopt is not None:
+                adopt = replace(adopt, write=Write.OVERWRITE) if slot.is_torn else adopt
+                slot.anchor, slot.queued = slot.heard, None
+                self.merges += 1
+            elif slot.is_torn and slot.anchor is not None and self._budget is None:
+                adopt = Adopt(fragment, slot.anchor.version, slot.anchor.data, Write.OVERWRITE)
+            else:
                 continue
-            effects.append(slot.queued if self._budget is None else replace(slot.queued, write=Write.KEEP))
-            slot.anchor, slot.queued = slot.heard, None
+            effects.append(adopt if self._budget is None else replace(adopt, write=Write.KEEP))
             slot.steps_then, slot.tokens_then = local_step, tokens
-            self.merges += 1
+            slot.is_torn = False
         return effects
 
     def _answers(self, local_step: int, tokens: int) -> list[Effect]:
@@ -381,9 +408,9 @@ class Session:
 
     def _look(self) -> None:
         self.news = True
-        self.attention = (
+        self.attention = not self._left and (
             self.failure is not None
-            or any(slot.queued is not None or slot.pull is not None for slot in self._slots)
+            or any(slot.queued is not None or slot.pull is not None or slot.is_torn for slot in self._slots)
             or self._cut.to_install
         )
 

@@ -16,7 +16,7 @@ from tests.support.support_learner_world import (
     vector,
     zero_gradients,
 )
-from yeto_torch import RunError
+from yeto_torch import RefusedError, RunError
 
 ANCHORS = [vector(1, 2, 3), vector(4, 5)]
 ONES = [torch.ones(3), torch.ones(2)]
@@ -113,3 +113,50 @@ def test_a_closure_still_runs_after_the_final_cut_and_moves_nothing(joined):
     with torch.no_grad(), pytest.warns(UserWarning, match="run has finished"):
         assert optimizer.step(closure).item() == 27
     assert torch.equal(model.a, vector(9, 9, 9))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError()], ids=lambda e: type(e).__name__)
+def test_a_boundary_that_is_interrupted_is_made_up_for_at_the_next_step(joined, monkeypatch, error):
+    """A cell of a notebook that is stopped and run again: no anchor counts that the parameters have never seen."""
+    model, optimizer, group = joined
+    adopt = optimizer._learner._exchange.adopt
+
+    def fails_once(fragment, *arguments):
+        if fragment == 1:
+            monkeypatch.undo()
+            raise error
+        adopt(fragment, *arguments)
+
+    monkeypatch.setattr(optimizer._learner._exchange, "adopt", fails_once)
+    group.broadcast(0, 1, vector(7, 7, 7))
+    group.broadcast(1, 2, vector(8, 8))
+    heard(optimizer, a=(0, 1), b=(1, 2))
+    gradients(model, ONES)
+    with pytest.raises(type(error)):
+        optimizer.step()
+    assert torch.equal(model.a, vector(7, 7, 7))
+    optimizer.step()
+    assert torch.equal(model.b, vector(8, 8))
+    group.pull(1, 3)
+    pulled(optimizer, 1, 3)
+    optimizer.step()
+    push = group.push(step=3)
+    assert (push.base_version, push.c_steps) == (2, 1)
+    assert torch.allclose(group.delta(push), torch.full((2,), -0.1))
+
+
+def test_after_a_refusal_close_leaves_the_inner_optimizer_alone(joined):
+    model, optimizer, group = joined
+    group.error("the run is ending")
+    await_session(optimizer, lambda s: s.failure is not None)
+    gradients(model, ONES)
+    with pytest.raises(RefusedError, match="the run is ending"):
+        optimizer.step()
+    with pytest.raises(RefusedError, match="the run is ending"):
+        optimizer.step()  # a loop that swallows it does not train on unnoticed
+    optimizer.close()
+    before = model.a.clone()
+    optimizer.step()
+    assert torch.allclose(model.a, before - 0.1)
+    with pytest.raises(RefusedError, match="the run is ending"):
+        optimizer.finish()

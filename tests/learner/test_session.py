@@ -274,6 +274,42 @@ def test_a_resync_counts_anew_and_answers_later():
     assert (again.pull, again.c_steps, again.c_tokens) == (respond.pull, 1, 4)
 
 
+# ---------------------------------------------------------------------------------------------- a boundary broken off
+
+
+def test_what_a_broken_boundary_left_undone_is_asked_for_again():
+    hand = Hand().anchored(0, 0)
+    hand.bcast(0, 1, NEW)
+    hand.bcast(1, 2, NEW)
+    hand.step()
+    hand.pull(1, 7)
+    effects = hand.step()
+    assert answers(effects)
+    hand.session.broken_off([Adopt(1, 2, NEW, Write.BLEND), *effects])
+    assert hand.session.attention
+    assert hand.step(tokens=3) == [Adopt(1, 2, NEW, Write.OVERWRITE)]  # the pull waits for a step on it
+    (respond,) = hand.step(tokens=5)
+    assert (respond.pull, respond.base_version, respond.c_steps, respond.c_tokens) == (PullReq(1, 7, 1), 2, 1, 5)
+    assert hand.session.merges == 4
+
+
+def test_what_was_left_undone_survives_a_teardown_and_a_newer_broadcast_takes_its_place():
+    hand = Hand().anchored(0, 0)
+    hand.session.broken_off([Adopt(0, 0, OLD, Write.OVERWRITE)])
+    hand.session.attached(8)
+    assert hand.session.attention
+    hand.bcast(0, 3, NEW)
+    assert hand.step() == [Adopt(0, 3, NEW, Write.OVERWRITE)]
+    assert not hand.session.attention
+
+
+def test_nothing_that_was_left_undone_moves_frozen_parameters():
+    hand = Hand().anchored(0, 0)
+    hand.session.broken_off([Adopt(0, 0, OLD, Write.BLEND), Adopt(1, 0, OLD, Write.KEEP)])
+    hand.session.freeze(hand.steps, hand.tokens)
+    assert hand.boundary() == []
+
+
 # ---------------------------------------------------------------------------------------------- the budget
 
 
