@@ -32,8 +32,8 @@ def test_the_fleet_loses_what_is_overwritten_and_no_more_when_nobody_fails():
 
 
 def test_under_failures_the_fleet_stays_below_its_bound():
-    found = [run_trace(Trace(seed, steps=600)) for seed in range(4)]
+    found = [run_trace(Trace(seed, steps=400)) for seed in range(3)]
     assert fmean(trace["decoupled"] for trace in found) < found[0]["decoupled_bound"] + 0.02
     assert all(trace["decoupled"] < trace["made"] <= 1.0 for trace in found)
-    assert found[0] == run_trace(Trace(0, steps=600))
+    assert found[0] == run_trace(Trace(0, steps=400))
     assert RESTART > 0

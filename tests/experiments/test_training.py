@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from experiments import training
 from experiments.configs import Fleet, Training
-from experiments.tasks import BLOCK, CONTEXT, HELD_OUT_EVERY, Characters, make_task
+from experiments.tasks import ALPHABET, BLOCK, CONTEXT, HELD_OUT_EVERY, Characters, make_task
 from experiments.training import lr_at, run
 
 
@@ -49,15 +51,15 @@ def test_the_schedule_rises_to_its_peak_and_falls_to_a_tenth():
 
 
 def test_a_fleet_and_its_baseline_make_as_many_tokens_from_one_beginning(monkeypatch):
-    monkeypatch.setattr(training, "CHECKPOINTS", 2)  # to evaluate takes longer than these few steps
+    monkeypatch.setattr(training, "CHECKPOINTS", 1)  # to evaluate takes longer than these few steps
     sizes = {"steps": 16, "warm_steps": 8}
     baseline = run(Training("char", 0, 4e-3, **sizes))
     fleet = run(Training("char", 0, 4e-3, fleet=Fleet(2, 4, 4), **sizes))
     assert fleet["tokens"] == baseline["tokens"] == 16 * 16 * CONTEXT
     assert [tokens for tokens, _ in fleet["losses"]] == [tokens for tokens, _ in baseline["losses"]]
-    assert len(fleet["losses"]) == 2
+    assert len(fleet["losses"]) == 1
     assert fleet["rounds"] == 8
-    assert fleet["loss"] < fleet["losses"][0][1]
+    assert fleet["loss"] < math.log(len(ALPHABET))  # it has learnt something
     assert fleet["loss"] == pytest.approx(baseline["loss"], rel=0.05)
     assert fleet["loss"] != baseline["loss"]
 
