@@ -67,6 +67,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if os.path.realpath(arguments.output) == os.path.realpath(arguments.tape):
         parser.error(f"-o {arguments.output} would overwrite the tape, name another file")
+    if arguments.output.exists() and not arguments.output.is_file():  # /dev/null itself would be replaced
+        parser.error(f"-o {arguments.output} is not a regular file, name another")
     return arguments
 
 

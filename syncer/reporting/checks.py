@@ -83,5 +83,7 @@ def _misfit(key: str, values: Sequence[Any], lines: Lines, fits: Callable[[Any],
 
 
 def shortened(text: str, most: int = _TEXT_CHARACTERS) -> str:
-    text = " ".join(text.split())
+    """On one line, without what would steer the terminal that shows it."""
+    text = " ".join(text[: 4 * most].split())
+    text = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -95,6 +95,8 @@ def facts_of(columns: Columns, most_columns: int = COLUMNS) -> Facts:
         seen = Counter(event.name for event in columns.events)
         held = ", ".join(f"{count} {name}" for name, count in seen.most_common(5)) or "no line"
         raise StateError(f"it holds no merged round, so there is nothing to show ({held})")
+    if not columns.learners:
+        raise StateError("it names no learner, so there is nothing to show")
     fragments = int(columns.fragment.max()) + 1
     behind = np.ceil(columns.staleness / fragments)
     return Facts(

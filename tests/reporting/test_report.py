@@ -1,6 +1,7 @@
 """``python -m syncer.report`` as a user types it, and the page in a real browser."""
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -77,8 +78,20 @@ def broken(tape):
         (broken, "not a tape: line 11 is not a JSON object"),
         (lambda tape: tape.write_bytes(b"\x89PNG\r\n\x1a\n" * 99), "not a tape: line 1 is not a JSON object"),
         (lambda tape: written(tape, [start(), merge(1, [answer(0)], ms="soon")]), "line 2: ms is 'soon', must be"),
+        (lambda tape: written(tape, [start(), merge(1, [])]), "names no learner"),
+        (lambda tape: written(tape, [event("\x1b[2J\x07hi")]), r"\(1 \ufffd\[2J\ufffdhi\)"),
     ],
-    ids=["missing", "directory", "empty", "events only", "a broken line", "another kind of file", "a wrong value"],
+    ids=[
+        "missing",
+        "directory",
+        "empty",
+        "events only",
+        "a broken line",
+        "another kind of file",
+        "a wrong value",
+        "nobody",
+        "text that steers a terminal",
+    ],
 )
 def test_a_tape_that_shows_nothing_is_one_sentence_and_exit_code_1(tmp_path, capsys, spoil, sentence):
     tape, page = written(tmp_path / "tape", a_run()), tmp_path / "page.html"
@@ -106,6 +119,16 @@ def test_a_torn_last_line_is_left_out(tmp_path):
         file.write('{"step": 4, "fra')
     assert report.main([str(tape), "-o", str(page)]) == 0
     assert page.exists()
+
+
+def test_only_a_regular_file_is_replaced(tmp_path, capsys):
+    tape, pipe = written(tmp_path / "tape", a_run(rounds=1)), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SystemExit) as caught:
+        report.main([str(tape), "-o", str(pipe)])
+    assert caught.value.code == 2
+    assert f"-o {pipe} is not a regular file" in capsys.readouterr().err
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize("argv", [[], ["a", "b"], ["a", "--plot"], ["TAPE", "-o", "TAPE"]], ids=str)
