@@ -45,6 +45,8 @@ def report(tape: Path, output: Path) -> None:
     from syncer.reporting.facts import facts_of
     from syncer.reporting.page import page_of
 
+    if output.exists() and not output.is_file() and not output.is_dir():  # /dev/null itself would be replaced
+        raise StateError(f"report {output}: not a regular file, name another")
     try:
         facts = facts_of(columns_of(read_tape(tape)))
     except StateError as error:
@@ -67,8 +69,6 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if os.path.realpath(arguments.output) == os.path.realpath(arguments.tape):
         parser.error(f"-o {arguments.output} would overwrite the tape, name another file")
-    if arguments.output.exists() and not arguments.output.is_file():  # /dev/null itself would be replaced
-        parser.error(f"-o {arguments.output} is not a regular file, name another")
     return arguments
 
 
