@@ -66,7 +66,7 @@ wheel: $(VENV)/bin/python  ## dist/*.whl
 	@ls dist/*.whl
 
 notebooks: $(VENV)/.installed-notebooks  ## execute every notebook in place
-	@$(BIN)/python -m nbconvert --to notebook --execute --inplace notebooks/*.ipynb
+	@$(BIN)/python -m nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 clean:  ## what can be made again, but for .venv and runs
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -11,12 +11,12 @@ Source: protocol v4, the sequential coordinator and the outer step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from syncer.merge.nesterov import nesterov_step
+from syncer.merge.nesterov import Bounds, nesterov_step
 from yeto_torch.protocol import codec
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.errors import LocalError, RunError
@@ -28,6 +28,7 @@ class _Fragment:
     version: int
     params: Tensor
     momentum: Tensor
+    bounds: Bounds = field(default_factory=Bounds)
     payload: tuple[WireDType, memoryview] | None = None  # bytes of this very version, shared by all groups
 
 
@@ -103,7 +104,7 @@ class GlobalState:
             raise LocalError(f"commit of step {step} on fragment {fragment} after step {self.step}")
         target = self._get(fragment)
         try:
-            nesterov_step(target.params, target.momentum, gradient, lr, momentum_coefficient)
+            nesterov_step(target.params, target.momentum, gradient, lr, momentum_coefficient, target.bounds)
         except RunError as error:
             raise RunError(f"step {step}, fragment {fragment}: {error}") from error
         target.payload = None

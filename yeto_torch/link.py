@@ -314,6 +314,7 @@ class Link:
                 outgoing = self._next_push()
             if outgoing is not None:
                 self._push(group, outgoing)
+                outgoing = None  # its delta is as large as a fragment, and the next one may be long in coming
             if clock() >= next_heartbeat:
                 group.send(Heartbeat(self._hello.learner_id, self.local_step))
                 next_heartbeat = clock() + HEARTBEAT_S

@@ -71,7 +71,7 @@ class Round:
         self.outliers: tuple[Outlier, ...] = ()
         self._quorum_timeout_s = quorum_timeout_s
         self._until = 0.0  # the deadline while PULLING, the end of the window in GRACE
-        self._lost: set[Member] = set()
+        self._awaited: set[Member] = set()  # captured, not answered, not lost: kept, for every event asks
 
     @property
     def is_open(self) -> bool:
@@ -107,7 +107,7 @@ class Round:
         """Capture ``members`` (ascending, not empty), freeze K = min(quorum, members) and start an attempt."""
         self.attempt += 1
         self.members, self.quorum = members, min(quorum, len(members))
-        self.responses, self._lost = {}, set()
+        self.responses, self._awaited = {}, set(members)
         self.launched_at, self._until = now, now + self._quorum_timeout_s
         self.quorum_s = self.grace_s = None
         self.state = RoundState.PULLING
@@ -116,13 +116,14 @@ class Round:
         """Route one answer to this round; None when it was accepted."""
         if not self.is_open or push.fragment != self.fragment or push.attempt != self.attempt:
             return Rejection.OUT_OF_ROUND
-        if push.member not in self.members:
+        if push.member not in self._awaited and push.member not in self.members:
             return Rejection.UNEXPECTED_MEMBER
         if push.base_version > self.base_version:
             return Rejection.FUTURE_BASE
         if push.member in self.responses:
             return Rejection.DUPLICATE
         self.responses[push.member] = push
+        self._awaited.discard(push.member)
         if self.state is RoundState.PULLING and len(self.responses) == self.quorum:
             self.quorum_s = max(now - self.launched_at, 0.0)
         return None
@@ -139,12 +140,11 @@ class Round:
 
     def lose(self, member: Member) -> None:
         """A captured generation is gone and never returns; an answer it gave stays."""
-        if member in self.members:
-            self._lost.add(member)
+        self._awaited.discard(member)
 
     def settle(self, now: float) -> None:
         """Close or expire the round if its answers, its losses or the time say so."""
-        awaited = [m for m in self.missing if m not in self._lost]
+        awaited = self._awaited
         if len(self.responses) >= self.quorum:
             window_over = self.state is RoundState.GRACE and now >= self._until
             if self.is_open and (not awaited or window_over):
@@ -162,7 +162,7 @@ class Round:
             case RoundState.EXPIRED:
                 return f"{name}: no learner is connected"
             case RoundState.PULLING | RoundState.GRACE:
-                ids = ", ".join(str(m.learner_id) for m in self.missing if m not in self._lost)
+                ids = ", ".join(str(m.learner_id) for m in self.members if m in self._awaited)
                 noun = "learner" if "," not in ids else "learners"
                 return f"{name}: {len(self.responses)} of {self.quorum}, missing {noun} {ids}"
             case RoundState.READY:

@@ -60,18 +60,29 @@ class Corrected(Sequence[Tensor]):
         if isinstance(index, slice):
             raise TypeError("corrected gradients are fetched one at a time")
         gradient = self._gradients[index]
-        (a, inner), b = self._alignments[index], self._momentum_norm
-        if a < MIN_NORM or b < MIN_NORM:
+        cosine = self._cosine(index)
+        if cosine is None:
             return gradient
-        cosine = inner / (a * b)
-        if cosine >= ALIGNED_COSINE:
-            return gradient
+        (a, _), b = self._alignments[index], self._momentum_norm
         confidence = a / (a + 3.0 * b + 1e-8)
         if cosine < 0:
             beta = min(0.5 * -cosine * confidence, 0.5)
             return _add_momentum(gradient, self._momentum, (-beta * cosine) * a / b, self._room)
         blend = min((1.0 - cosine) * confidence, 1.0)
         return _turn(gradient, self._momentum, ((1.0 - blend) / a, blend / b, a), self._room)
+
+    @property
+    def lengths(self) -> list[float | None]:
+        """The norms of the gradients that stay as they are; None for those that are changed."""
+        return [a if self._cosine(index) is None else None for index, (a, _) in enumerate(self._alignments)]
+
+    def _cosine(self, index: int) -> float | None:
+        """Of a gradient that is to be changed, with the momentum; else None."""
+        (a, inner), b = self._alignments[index], self._momentum_norm
+        if a < MIN_NORM or b < MIN_NORM:
+            return None
+        cosine = inner / (a * b)
+        return cosine if cosine < ALIGNED_COSINE else None
 
 
 def _add_momentum(gradient: Tensor, momentum: Tensor, factor: float, out: Tensor) -> Tensor:

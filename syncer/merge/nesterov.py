@@ -14,6 +14,7 @@ Source: protocol v4, the outer step.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,15 +24,41 @@ from yeto_torch.protocol.constants import MAX_MAGNITUDE
 from yeto_torch.protocol.errors import LocalError, RunError
 
 _SAFE = 2.0**126  # magnitudes bounded by this cannot reach infinity by rounding
+_ROUNDING = 1.0 + 2.0**-20  # what f32 may add to a bound that is reckoned in f64
 
 
-def nesterov_step(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> None:
+@dataclass(slots=True)
+class Bounds:
+    """No value of the parameters, and none of the momentum, is larger in magnitude.
+
+    Whoever owns the tensors may keep theirs from step to step: it is moved on with each, and measured again only when
+    it says too little. That saves reading both tensors twice.
+    """
+
+    params: float = math.inf
+    momentum: float = math.inf
+
+    def measure(self, params: Tensor, momentum: Tensor) -> None:
+        self.params, self.momentum = pieces.largest(params), pieces.largest(momentum)
+
+    def step(self, peak: float, lr: float, mu: float) -> tuple[Bounds, float]:
+        """Those behind a step along a gradient that reaches ``peak``, and the largest magnitude on the way there."""
+        buffer = abs(mu) * self.momentum + peak
+        update = abs(lr) * (peak + abs(mu) * buffer)
+        behind = Bounds((self.params + update) * _ROUNDING, buffer * _ROUNDING)
+        return behind, max(buffer, peak + abs(mu) * buffer, update) + self.params
+
+
+def nesterov_step(
+    params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float, bounds: Bounds | None = None
+) -> None:
     """One outer step, in place on ``params`` and ``momentum``.
 
     Args:
         params, momentum: [n] f32, overwritten.
         gradient: [n] f32, the merged signed outer gradient; not modified.
         lr, mu: learning rate and momentum coefficient, used as f32.
+        bounds: of params and momentum, kept by the caller; moved on.
 
     Raises:
         RunError: the gradient, or the state after the step, would not be finite. Neither buffer is touched then.
@@ -42,21 +69,19 @@ def nesterov_step(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float,
     peak = pieces.largest(gradient)
     if not math.isfinite(peak):
         raise RunError("the merged outer gradient is not finite")
-    bound = _bound(params, momentum, peak, lr, mu)
-    if not bound < _SAFE and not _stays_finite(params, momentum, gradient, lr, mu):
+    bounds = Bounds() if bounds is None else bounds
+    behind, most = bounds.step(peak, lr, mu)
+    if not most < MAX_MAGNITUDE:
+        bounds.measure(params, momentum)
+        behind, most = bounds.step(peak, lr, mu)
+    if not most < _SAFE and not _stays_finite(params, momentum, gradient, lr, mu):
         raise RunError("the outer step would make parameters or momentum non-finite")
     room = pieces.scratch(params)
     for p, m, d in pieces.pieces(params, momentum, gradient):
         _advance(p, m, d, lr, mu, room[: d.numel()])
-        if not bound < MAX_MAGNITUDE:
+        if not most < MAX_MAGNITUDE:
             p.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)
-
-
-def _bound(params: Tensor, momentum: Tensor, peak: float, lr: float, mu: float) -> float:
-    """No value in the step can be larger, rounding aside: by the largest magnitudes alone. NaN where one is."""
-    buffer = abs(mu) * pieces.largest(momentum) + peak
-    update = abs(lr) * (peak + abs(mu) * buffer)
-    return max(buffer, peak + abs(mu) * buffer, update) + pieces.largest(params)
+    bounds.params, bounds.momentum = min(behind.params, MAX_MAGNITUDE), behind.momentum
 
 
 def _stays_finite(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> bool:

@@ -35,6 +35,8 @@ def piece_numel(tensor: Tensor) -> int:
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Matching pieces (views) of flat tensors of one length."""
     size = piece_numel(tensors[0])
+    if all(tensor.numel() <= size for tensor in tensors):  # most tensors of most models: nothing to split
+        return iter([tensors])
     return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
 
 

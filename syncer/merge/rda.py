@@ -19,7 +19,9 @@ from syncer.merge.weights import total_weight
 MIN_DIRECTION = 1e-12  # below, the directions cancel: there is no mean direction to scale
 
 
-def radial_directional_average(gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> Tensor:
+def radial_directional_average(
+    gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor, lengths: Sequence[float | None] = ()
+) -> Tensor:
     """``out = R / ||u|| * u`` with ``R = sum w n / W`` and ``u = sum w / (W n) * d``, n the members' f64 norms.
 
     A member of norm 0 has no direction but counts in W and R. Directions that cancel fall back to ``average``.
@@ -28,17 +30,19 @@ def radial_directional_average(gradients: Sequence[Tensor], weights: Sequence[fl
         gradients: one [n] f32 per member; each is fetched once, and once more in the fallback.
         weights: one f64 per member, their sum positive.
         out: [n] f32 on the same device, overwritten and returned.
+        lengths: the members' norms where they are known already; None where not.
     """
     whole = total_weight(weights)
-    lengths: list[float] = []
-    for gradient, weight in zip(gradients, weights, strict=True):
-        length = pieces.norm(gradient)
+    norms: list[float] = []
+    for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
+        known = lengths[index] if lengths else None
+        length = pieces.norm(gradient) if known is None else known
         if length != 0:
-            pieces.accumulate(out, gradient, weight / whole / length, first=not any(lengths))
-        lengths.append(length)
-    if not any(lengths):
+            pieces.accumulate(out, gradient, weight / whole / length, first=not any(norms))
+        norms.append(length)
+    if not any(norms):
         return out.zero_()
-    radius = pieces.total([length * weight for length, weight in zip(lengths, weights, strict=True)]) / whole
+    radius = pieces.total([length * weight for length, weight in zip(norms, weights, strict=True)]) / whole
     direction = pieces.norm(out)
     if direction < MIN_DIRECTION:
         return average(gradients, weights, out)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncer.merge import nesterov_step, pieces
+from syncer.merge.nesterov import Bounds
 from tests.support import merge_oracle as oracle
 from tests.support.sgd_oracle import compare_with_sgd
 from yeto_torch.protocol import codec
@@ -149,3 +150,27 @@ def test_lawful_giants_never_make_a_state_that_may_not_be_broadcast(sign):
     assert params.tolist() == [-sign * 2.0**100] * 5
     nesterov_step(params, momentum, torch.full((5,), -sign * 2.0**99), 0.7, 0.0)
     assert bool((params.abs() < 2.0**100).all()), "it comes back"
+
+
+def test_bounds_that_are_kept_never_fall_short_and_change_no_bit():
+    generator = torch.Generator().manual_seed(3)
+    params, momentum = torch.randn(40, generator=generator), torch.zeros(40)
+    twin_params, twin_momentum = params.clone(), momentum.clone()
+    bounds = Bounds()
+    for step in range(300):
+        gradient = torch.randn(40, generator=generator) * 10.0 ** (step % 9 - 4)
+        nesterov_step(params, momentum, gradient, 0.7, 0.9, bounds)
+        nesterov_step(twin_params, twin_momentum, gradient, 0.7, 0.9)
+        assert float(params.abs().max()) <= bounds.params
+        assert float(momentum.abs().max()) <= bounds.momentum
+    assert torch.equal(params, twin_params)
+    assert torch.equal(momentum, twin_momentum)
+    assert bounds.momentum < 100 * float(momentum.abs().max()) + 1e7
+
+
+def test_bounds_that_say_too_little_are_measured_again(state):
+    params, momentum, _ = state
+    bounds = Bounds(2.0**101, 2.0**101)
+    nesterov_step(params, momentum, torch.ones(10), 0.7, 0.9, bounds)
+    assert bounds.params < 20
+    assert bounds.momentum < 20
