@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ def main(argv: Sequence[str]) -> int:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"  # before torch is imported, and for every process of ours: one thread per run
     if options.command == "work":
-        work(sys.stdin, sys.stdout)
+        with contextlib.suppress(KeyboardInterrupt):
+            work(sys.stdin, sys.stdout)
         return 0
     from experiments import report  # a worker needs no statistics
 
@@ -38,6 +40,9 @@ def main(argv: Sequence[str]) -> int:
             target = options.output or (QUICK / "evidence.md" if options.quick else ROOT / "docs" / "evidence.md")
             report.write(target, scale, records)
             print(f"written: {target}")
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is recorded, and the same command goes on from there", file=sys.stderr)
+        return 130
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
@@ -54,12 +59,19 @@ def _run(name: str, scale: Scale, records: Records, seeds: Sequence[int] | None,
         run_all(jobs, records, workers)
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: must be at least 1")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Evidence, run by run.")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quick", action="store_true", help="two seeds, fewer and shorter runs: no claims")
     common.add_argument("--records", type=Path, metavar="PATH", help="default: experiments/records/records.jsonl")
-    common.add_argument("--jobs", type=int, default=2, help="runs beside each other, one core each")
+    common.add_argument("--jobs", type=_count, default=2, help="runs beside each other, one core each")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", parents=[common], help="make the runs that are not recorded yet")
     run.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(EXPERIMENTS)}; default all")

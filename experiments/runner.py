@@ -6,9 +6,11 @@ JSON lines. A run that fails ends everything with its own message: a gap in the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +24,7 @@ from experiments.records import Record, Records
 from experiments.specs import ALONE, Job
 
 ROOT = Path(__file__).resolve().parent.parent
+_END_S = 20.0  # for a worker that was asked to end
 
 
 def run_all(jobs: Sequence[Job], records: Records, workers: int) -> None:
@@ -62,15 +65,32 @@ def _run(jobs: Sequence[Job], records: Records, workers: int) -> None:
                 raise found
             records.append(found | head)
             print(f"{number}/{len(jobs)}  {_said(found)}", file=sys.stderr, flush=True)
+    except BaseException:
+        for process in processes:
+            process.send_signal(signal.SIGINT)  # it ends the processes that it has started
+        raise
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _worker() -> subprocess.Popen[str]:
+    """In a group of its own, so that a Ctrl-C reaches us alone and it hears of it once."""
     command = [sys.executable, "-m", "experiments", "work"]
-    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+    )
 
 
 def _feed(process: subprocess.Popen[str], waiting: Any, done: Any) -> None:

@@ -86,6 +86,10 @@ def _compared(scale: Scale, records: Records, name: str, against: str | None = N
     return rows
 
 
+_GAIN = (
+    "Aligned gain, here and below: `<theta_new - theta_old, m> / <m, m>` with m the learners' weighted mean delta, "
+    "averaged over merges: how far an outer step goes along the mean progress. Plain averaging has 1."
+)
 _HEAD = ("arm", "n", "loss", "against {}, % (95 %)", "aligned gain")
 
 
@@ -107,7 +111,7 @@ def tuning_section(scale: Scale, records: Records) -> Section:
 
 
 def e1(scale: Scale, records: Records) -> Section:
-    words = "Default preset (lr 0.7, momentum 0.5, heloco), rda, bf16. Negative = the fleet is better."
+    words = "Default preset (lr 0.7, momentum 0.5, heloco), rda, bf16. Negative = the fleet is better. " + _GAIN
     claims = {"parity": differences(scale, records, "e1", "char, M = 2, H = 24")}
     return Section("E1: parity", words, _again("e1"), _head("synchronous"), _compared(scale, records, "e1"), claims)
 

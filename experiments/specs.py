@@ -47,7 +47,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is run. ``limit`` of the arms of each experiment, None = all."""
+    """How much is run; ``quick`` is two seeds, fewer arms and short runs."""
 
     quick: bool = False
 
