@@ -32,11 +32,16 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error))
     wrong = 0
     for finding in examine(patient):
-        print(f"{'ok' if finding.ok else 'FAIL':<5} {finding.name:<11} {finding.text}", flush=True)
+        print(f"{'ok' if finding.ok else 'FAIL':<5} {finding.name:<11} {_plain(finding.text)}", flush=True)
         if finding.cure is not None:
             wrong += 1
             print(f"      {'':<11} -> {finding.cure}", flush=True)
     return 1 if wrong else 0
+
+
+def _plain(text: str) -> str:
+    """On one line, and nothing that would steer the terminal: some of it is a stranger's."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:1000])
 
 
 def _parser() -> argparse.ArgumentParser:

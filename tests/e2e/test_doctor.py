@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,9 +19,11 @@ from tests.support.processes import ROOT, WAIT_S, child_environment
 from tests.support.proxy import Proxy
 from yeto_torch import doctor
 from yeto_torch.diagnosis.listener import Listener
-from yeto_torch.diagnosis.probe import Said, ask
+from yeto_torch.diagnosis.meter import _Meter
+from yeto_torch.diagnosis.probe import LISTENER, Said, ask
+from yeto_torch.protocol.constants import MAGIC, MessageType
 from yeto_torch.protocol.errors import PeerError
-from yeto_torch.protocol.messages import decode_hello
+from yeto_torch.protocol.messages import Error, PullReq, decode_hello, encode
 from yeto_torch.transport.sockets import read_first_frame
 from yeto_torch.transport.tls import server_context
 
@@ -219,6 +222,39 @@ def test_other_programs_on_the_port(examine, strange):
     assert cure
 
 
+def test_what_a_stranger_says_neither_ends_the_doctor_nor_steers_the_terminal(examine, strange):
+    def says(raw):
+        header = struct.pack("<IBQ", MAGIC, MessageType.ERROR, len(raw))
+        return strange(lambda sock: (read_first_frame(sock, WAIT_S), sock.sendall(header + raw), sock.recv(1)))
+
+    check, text, _ = wrong(examine("--syncer", f"127.0.0.1:{says(bytes([0xFF] * 9))}")[1])
+    assert check == "protocol"
+    assert "ERROR text is not UTF-8" in text
+    found = examine("--syncer", f"127.0.0.1:{says(b'no version' + bytes([27]) + b'[2J' + b'x' * 60_000)}")[1]
+    check, text, _ = wrong(found)
+    assert check == "protocol"
+    assert text.startswith("no version\N{REPLACEMENT CHARACTER}[2Jxxx")
+    assert len(text) <= 1000
+
+
+def test_the_other_end_of_a_measurement_may_be_anybody(examine, strange):
+    """Counts of things that nobody asked for end it, before they fill the memory."""
+
+    def handle(sock):
+        if read_first_frame(sock, WAIT_S).payload[6:14] == bytes(8):  # the question of generation 0
+            sock.sendall(b"".join(map(bytes, encode(Error(f"{LISTENER}: nobody")))))
+        else:
+            sock.sendall(b"".join(map(bytes, encode(PullReq(7, 1, 1)))))
+        while sock.recv(1 << 16):
+            pass
+
+    port = strange(handle)
+    check, text, cure = wrong(examine("--syncer", f"127.0.0.1:{port}", "--streams", "0", "--seconds", "0.2")[1])
+    assert check == "rate"
+    assert "counts what nobody asked for" in text
+    assert cure
+
+
 def test_the_hello_is_one_that_no_syncer_may_admit(strange):
     """Whatever the number of learners, and even for a syncer that did not look at the id."""
     seen = []
@@ -280,6 +316,20 @@ def test_a_narrow_line_is_measured_as_narrow(listen, examine):
     assert code == 1
     assert found["plan"][0] == "FAIL"
     assert "H above 500 is too long" in found["plan"][2]
+
+
+def test_a_caller_that_stays_keeps_nobody_out_for_long(listen, examine, monkeypatch):
+    monkeypatch.setattr("yeto_torch.diagnosis.listener._ALL_S", 0.5)
+    address = listen()
+    host, port = address.split(":")
+    staying = _Meter((host, int(port)), None, None, 0)
+    try:
+        with pytest.raises(ConnectionError):
+            staying._wait(lambda: False, WAIT_S)
+        monkeypatch.setattr("yeto_torch.diagnosis.listener._ALL_S", WAIT_S)
+        assert examine("--syncer", address, "--seconds", "0.2")[0] == 0
+    finally:
+        staying.close()
 
 
 def test_with_tls_and_a_key_and_who_has_neither(listen, examine, key_file, tmp_path):

@@ -2,7 +2,7 @@
 
 It answers every HELLO but a measurement's with a refusal that names itself, so that a learner that comes too early is
 told, and measures for one caller at a time. It checks the key as a syncer does. Every wait and count that a peer can
-cause has an end: sockets without a first frame, the length of a HELLO, the seconds of a measurement.
+cause has an end: sockets without a first frame, the length of a HELLO, the seconds of a direction and of it all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 from contextlib import suppress
-from threading import Condition, Semaphore, Thread
+from threading import Condition, Semaphore, Thread, Timer
 
 from yeto_torch.diagnosis.meter import DOWN, UP
 from yeto_torch.diagnosis.probe import LISTENER, PATIENCE_S, STRANGER_ID
@@ -40,6 +40,7 @@ _HELLO_BYTES = 64 * 1024
 _MAX_SOCKETS = 64 + MAX_STREAMS  # whose first frame is awaited
 _LONGEST_S = 30.0  # of one direction
 _SLOW_S = 60.0
+_ALL_S = 2 * _LONGEST_S + 4 * _SLOW_S  # of a measurement; whoever stays longer keeps others out
 
 
 class Listener:
@@ -117,8 +118,9 @@ class Listener:
             if self._current is not None and not self._current.group.closed:
                 raise PeerError("another measurement is under way")
             self._current = _Measured(sock, hello)
+            current = self._current
             self._changed.notify_all()
-        self._current.group.start()
+        current.start()
 
     def _data_hello(self, sock: Socket, message: Message, deadline: float) -> None:
         assert isinstance(message, DataHello)
@@ -150,6 +152,12 @@ class _Measured:
         self.group = Group(
             sock, limits, hello.num_streams, on_message=self._on_message, on_closed=self._on_closed, name="measured"
         )
+        self._limit = Timer(_ALL_S, self.group.close, kwargs={"reason": f"it was not done within {_ALL_S:g} s"})
+        self._limit.daemon = True
+
+    def start(self) -> None:
+        self.group.start()
+        self._limit.start()
 
     def _on_message(self, message: Message, now: float) -> None:
         if isinstance(message, PushFragment):
@@ -175,5 +183,6 @@ class _Measured:
             self.group.send(PullReq(DOWN, pump.wait(seconds + _SLOW_S), 1))
 
     def _on_closed(self, closed: Closed) -> None:
+        self._limit.cancel()
         megabytes, seconds = self._received / 1e6, max(self._ended - self._began, 1e-9)
         log.info("measured: %.1f MB came, %.1f MB/s (%s)", megabytes, megabytes / seconds, closed.reason)

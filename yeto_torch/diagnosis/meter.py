@@ -17,7 +17,7 @@ from yeto_torch.diagnosis.plan import Rates
 from yeto_torch.diagnosis.probe import PATIENCE_S, STRANGER_ID
 from yeto_torch.diagnosis.pump import DTYPE, MESSAGE_BYTES, Pump, layout_for
 from yeto_torch.protocol.constants import HASH_BYTES, Direction
-from yeto_torch.protocol.errors import LocalError
+from yeto_torch.protocol.errors import LocalError, PeerError
 from yeto_torch.protocol.limits import GroupLimits
 from yeto_torch.protocol.messages import (
     BcastFragment,
@@ -84,14 +84,15 @@ class _Meter:
             return PushFragment(STRANGER_ID, fragment, 1, 1, 0, 1, 1, 1, values)
 
         sent = Pump(self._group, push, self._fragments, seconds).wait(seconds + _SLOW_S)
-        self._wait(lambda: self._counts.get(UP, 0) >= sent, _SLOW_S)
-        return sent / (clock() - started)
+        self._wait(lambda: 0 < sent <= self._counts.get(UP, 0), _SLOW_S)
+        return sent / max(clock() - started, 1e-9)
 
     def down(self, seconds: float) -> float:
-        started = clock()
-        self._group.send(Heartbeat(STRANGER_ID, round(1000 * seconds)))
-        self._wait(lambda: self._received >= self._counts.get(DOWN, 2**64), seconds + 2 * _SLOW_S)
-        return self._received / (self._last - started)
+        with self._changed:
+            started, self._received = clock(), 0
+        self._group.send(Heartbeat(STRANGER_ID, max(1, round(1000 * seconds))))
+        self._wait(lambda: 0 < self._counts.get(DOWN, 2**64) <= self._received, seconds + 2 * _SLOW_S)
+        return self._received / max(self._last - started, 1e-9)
 
     def close(self) -> None:
         self._group.close()
@@ -107,6 +108,8 @@ class _Meter:
     def _on_message(self, message: Message, now: float) -> None:
         with self._changed:
             if isinstance(message, PullReq):
+                if message.fragment not in (UP, DOWN):
+                    raise PeerError(f"it counts what nobody asked for ({message.fragment})")
                 self._counts[message.fragment] = message.step
             elif isinstance(message, BcastFragment):
                 self._received += len(message.data)

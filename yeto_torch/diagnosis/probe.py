@@ -91,12 +91,12 @@ def _read(sock: Socket) -> Answer:
         if frame is None:  # some servers answer only when nothing more can come
             sock.shutdown(socket.SHUT_WR)
             frame = _first_frame(sock, reader, _AFTER_GOODBYE_S)
+        message = None if frame is None else decode(frame.kind, frame.payload)
     except PeerError as violation:
         seen = bytes(head).rstrip(b"\0")
         return Answer(Said.STRANGE, f"it answers {seen!r} ({violation})")
-    if frame is None:
+    if message is None:
         return Answer(Said.SILENT, f"nothing came within {_ANSWER_S:g} s")
-    message = decode(frame.kind, frame.payload)
     assert isinstance(message, Error)
     return _understood(message.text)
 
