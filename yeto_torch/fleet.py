@@ -200,6 +200,8 @@ class Fleet:
         return self._stopping or crew in self._too_late
 
     def _told_to_end(self, child: Child) -> bool:
+        if child.code is not None:  # it has ended: these are words of something that it left behind
+            return False
         if self._stopping or child is self._syncer:
             return self._stopping
         crew = self._crew_of(child)

@@ -194,6 +194,41 @@ def test_one_ctrl_c_stops_all_and_the_run_can_be_resumed(capfd, tmp_path, script
     assert load_final(the_model(), folder) == done + 4
 
 
+LEAVES_ONE_BEHIND = """
+import os, signal, subprocess, sys
+
+late = "print(open(sys.argv[1]).read(), flush=True)"  # as soon as somebody has written
+if os.environ["YETO_LEARNER_ID"] == "1":
+    signal.pause()
+subprocess.Popen([sys.executable, "-c", "import sys;" + late, sys.argv[1]], start_new_session=True)
+sys.exit(3)
+"""
+
+
+def test_what_a_learner_left_behind_may_still_write_when_it_has_ended(tmp_path):
+    """A process in a session of its own, as a logger's: it holds the pipe, and its words are shown."""
+    script, pipe = tmp_path / "train.py", tmp_path / "pipe"
+    script.write_text(LEAVES_ONE_BEHIND)
+    os.mkfifo(pipe)
+    options = ["--learners", "2", "--run-dir", str(tmp_path / "run"), "total_steps=8", *KEYS]
+    children, said = Children(), []
+    launched = children.start(
+        "launcher", [sys.executable, "-u", "-m", "yeto_torch.run", *options, "--", str(script), str(pipe)], os.environ
+    )
+    try:
+        while not isinstance(event := children.next_event(DEADLINE_S), Exited):
+            assert event is not None, said
+            said.append(event.text)
+            if event.text == "[run] learner 0 failed with exit code 3; the others go on":
+                pipe.write_text("a late word")
+            if event.text == "[learner 0] a late word":
+                launched.signal(signal.SIGINT)
+    finally:
+        children.kill()
+    assert "[learner 0] a late word" in said
+    assert event.code == 130, said
+
+
 def test_output_that_nobody_reads_any_more_ends_the_run(tmp_path, script):
     command = [sys.executable, "-m", "yeto_torch.run", "--learners", "2", "--run-dir", str(tmp_path / "run")]
     command += ["total_steps=1000000", *KEYS, "--", script]
