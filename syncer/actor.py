@@ -259,7 +259,8 @@ class Actor:
     def _commit(self, step: int, fragment: int) -> None:
         started = clock()
         merged = self.session.merger.take(step)
-        self.state.commit(step, fragment, merged.gradient, self.policy.outer.lr_at(step), self.policy.outer.momentum)
+        outer = self.policy.outer
+        self.state.commit(step, fragment, merged.gradient, outer.lr_at(step), outer.momentum, merged.norm)
         merged.seconds += clock() - started
 
     def _record(self, effect: fx.Record) -> None:

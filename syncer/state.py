@@ -88,11 +88,20 @@ class GlobalState:
         """[numel] f32 on ``device``: the live tensor, to be read only. The next commit changes it."""
         return self._get(fragment).momentum
 
-    def commit(self, step: int, fragment: int, gradient: Tensor, lr: float, momentum_coefficient: float) -> None:
+    def commit(
+        self,
+        step: int,
+        fragment: int,
+        gradient: Tensor,
+        lr: float,
+        momentum_coefficient: float,
+        norm: float | None = None,
+    ) -> None:
         """Apply the outer step of round ``step`` to its fragment and move on to that step and version.
 
         Args:
             gradient: [numel] f32 on ``device``, the merged signed outer gradient.
+            norm: its length, if known.
 
         Raises:
             RunError: the gradient, or the state after it, would not be finite. Nothing has changed then.
@@ -104,7 +113,8 @@ class GlobalState:
             raise LocalError(f"commit of step {step} on fragment {fragment} after step {self.step}")
         target = self._get(fragment)
         try:
-            nesterov_step(target.params, target.momentum, gradient, lr, momentum_coefficient, target.bounds)
+            momentum = target.momentum
+            nesterov_step(target.params, momentum, gradient, lr, momentum_coefficient, target.bounds, norm)
         except RunError as error:
             raise RunError(f"step {step}, fragment {fragment}: {error}") from error
         target.payload = None

@@ -17,11 +17,10 @@ def average(gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor) 
     """``out = sum of f32(w / W) * d`` over the members, in their order.
 
     Args:
-        gradients: one [n] f32 per member; read once each, in order.
+        gradients: one [n] f32 per member; read once each, in order. See ``weighted_sum`` for what a list may save.
         weights: one f64 per member, their sum positive.
         out: [n] f32 on the same device, overwritten and returned.
     """
     whole = total_weight(weights)
-    for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
-        pieces.accumulate(out, gradient, weight / whole, first=index == 0)
+    pieces.weighted_sum(out, gradients, [weight / whole for weight in weights])
     return out

@@ -72,9 +72,9 @@ class Corrected(Sequence[Tensor]):
         return _turn(gradient, self._momentum, ((1.0 - blend) / a, blend / b, a), self._room)
 
     @property
-    def lengths(self) -> list[float | None]:
-        """The norms of the gradients that stay as they are; None for those that are changed."""
-        return [a if self._cosine(index) is None else None for index, (a, _) in enumerate(self._alignments)]
+    def is_idle(self) -> bool:
+        """Do all gradients stay as they are?"""
+        return all(self._cosine(index) is None for index in range(len(self)))
 
     def _cosine(self, index: int) -> float | None:
         """Of a gradient that is to be changed, with the momentum; else None."""

@@ -60,16 +60,15 @@ def merge_fragment(
     for index, numel in enumerate(fragment.numels):
         tensor = slice(end, end := end + numel)
         parts: Sequence[Tensor] = [gradient[tensor] for gradient in gradients]
-        lengths: Sequence[float | None] = ()
         if correction:
-            parts = corrected = Corrected(parts, momentum[tensor], room[:numel])
-            lengths = corrected.lengths
+            corrected = Corrected(parts, momentum[tensor], room[:numel])
+            parts = parts if corrected.is_idle else corrected
         out = merged[tensor]
         match fragment.mode:
             case MergeMode.AVG:
                 average(parts, weights, out)
             case MergeMode.RDA:
-                radial_directional_average(parts, weights, out, lengths)
+                radial_directional_average(parts, weights, out)
             case MergeMode.ISO:
                 isotropic_average(parts, weights, fragment.dims[index], out, spectrum)
     return merged

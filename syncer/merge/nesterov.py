@@ -50,7 +50,13 @@ class Bounds:
 
 
 def nesterov_step(
-    params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float, bounds: Bounds | None = None
+    params: Tensor,
+    momentum: Tensor,
+    gradient: Tensor,
+    lr: float,
+    mu: float,
+    bounds: Bounds | None = None,
+    norm: float | None = None,
 ) -> None:
     """One outer step, in place on ``params`` and ``momentum``.
 
@@ -59,6 +65,7 @@ def nesterov_step(
         gradient: [n] f32, the merged signed outer gradient; not modified.
         lr, mu: learning rate and momentum coefficient, used as f32.
         bounds: of params and momentum, kept by the caller; moved on.
+        norm: of the gradient, where it is known: no value is larger, so it need not be read for that.
 
     Raises:
         RunError: the gradient, or the state after the step, would not be finite. Neither buffer is touched then.
@@ -66,14 +73,14 @@ def nesterov_step(
     """
     if not (params.shape == momentum.shape == gradient.shape and params.dim() == 1):
         raise LocalError("outer step: parameters, momentum and gradient are not flat tensors of one length")
-    peak = pieces.largest(gradient)
+    peak = pieces.largest(gradient) if norm is None else norm * _ROUNDING
     if not math.isfinite(peak):
         raise RunError("the merged outer gradient is not finite")
     bounds = Bounds() if bounds is None else bounds
     behind, most = bounds.step(peak, lr, mu)
     if not most < MAX_MAGNITUDE:
         bounds.measure(params, momentum)
-        behind, most = bounds.step(peak, lr, mu)
+        behind, most = bounds.step(pieces.largest(gradient), lr, mu)
     if not most < _SAFE and not _stays_finite(params, momentum, gradient, lr, mu):
         raise RunError("the outer step would make parameters or momentum non-finite")
     room = pieces.scratch(params)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,22 +95,43 @@ def product(values: Tensor, factor: float, out: Tensor) -> Tensor:
     A factor beyond f32 multiplies in two steps, the first by a power of two: then the values are so small that the
     product is ordinary, and infinity in its place would end the run for an input that is merely odd.
     """
-    if math.isfinite(factor) and abs(factor) > _F32_MAX:
-        return torch.mul(values, _F32_SHIFT, out=out).mul_(float(np.float32(factor / _F32_SHIFT)))
-    return torch.mul(values, float(np.float32(factor)), out=out)
+    if abs(factor) > _F32_MAX and math.isfinite(factor):
+        return torch.mul(values, _F32_SHIFT, out=out).mul_(factor / _F32_SHIFT)
+    return torch.mul(values, factor, out=out)
 
 
-def accumulate(out: Tensor, values: Tensor, factor: float, *, first: bool) -> None:
-    """``out += f32(factor) * values`` over whole flat tensors, product and sum each rounded to f32.
+def weighted_sum(out: Tensor, values: Sequence[Tensor], factors: Sequence[float]) -> None:
+    """``out = sum of f32(factor) * values`` over flat tensors of one length, every product and sum rounded to f32.
 
-    The ``first`` term overwrites ``out`` instead.
+    A list is worked through piece by piece, all of its tensors at once, so that the sum stays in cache. Any other
+    sequence may hand out the same memory with each fetch: its tensors are taken one after the other, whole.
     """
+    if isinstance(values, list):
+        _sum_at_once(out, values, factors)
+        return
+    for index, factor in enumerate(factors):
+        if index == 0:
+            _sum_at_once(out, [values[index]], [factor])
+        else:
+            add(out, values[index], factor)
+
+
+def _sum_at_once(out: Tensor, values: Sequence[Tensor], factors: Sequence[float]) -> None:
+    if not values:
+        return
+    whole = scratch(out)
+    for target, *parts in pieces(out, *values):
+        room = whole if len(parts[0]) == len(whole) else whole[: len(parts[0])]
+        product(parts[0], factors[0], target)
+        for part, factor in zip(parts[1:], factors[1:], strict=True):
+            target += product(part, factor, room)
+
+
+def add(out: Tensor, values: Tensor, factor: float) -> None:
+    """``out += f32(factor) * values`` over whole flat tensors, product and sum each rounded to f32."""
     room = scratch(out)
     for target, piece in pieces(out, values):
-        if first:
-            product(piece, factor, target)
-        else:
-            target += product(piece, factor, room[: piece.numel()])
+        target += product(piece, factor, room[: piece.numel()])
 
 
 def scale(values: Tensor, factor: float) -> None:

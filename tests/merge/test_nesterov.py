@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.merge import nesterov_step, pieces
+from syncer.merge import nesterov_step, pieces, total_norm
 from syncer.merge.nesterov import Bounds
 from tests.support import merge_oracle as oracle
 from tests.support.sgd_oracle import compare_with_sgd
@@ -159,7 +159,7 @@ def test_bounds_that_are_kept_never_fall_short_and_change_no_bit():
     bounds = Bounds()
     for step in range(300):
         gradient = torch.randn(40, generator=generator) * 10.0 ** (step % 9 - 4)
-        nesterov_step(params, momentum, gradient, 0.7, 0.9, bounds)
+        nesterov_step(params, momentum, gradient, 0.7, 0.9, bounds, total_norm(gradient))
         nesterov_step(twin_params, twin_momentum, gradient, 0.7, 0.9)
         assert float(params.abs().max()) <= bounds.params
         assert float(momentum.abs().max()) <= bounds.momentum
@@ -174,3 +174,13 @@ def test_bounds_that_say_too_little_are_measured_again(state):
     nesterov_step(params, momentum, torch.ones(10), 0.7, 0.9, bounds)
     assert bounds.params < 20
     assert bounds.momentum < 20
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_norm_that_is_not_finite_says_as_much_as_the_values(state, bad):
+    params, momentum, unchanged = state
+    gradient = torch.ones(10)
+    gradient[3] = bad
+    with pytest.raises(RunError, match="gradient is not finite"):
+        nesterov_step(params, momentum, gradient, 0.7, 0.9, Bounds(), total_norm(gradient))
+    assert unchanged()
