@@ -104,6 +104,18 @@ def test_a_trainer_saves_resumes_and_ends_before_the_fleet(fleet, tmp_path):
     assert tokens_per_step(folder) == {BATCH * ACCUMULATION * REAL, 0}
 
 
+def test_a_fit_that_is_resumed_with_no_step_left_waits_for_the_fleet_all_the_same(fleet, tmp_path):
+    """The power went while the last step waited: the checkpoint that was loaded is not the final model."""
+    syncer, folder = fleet(total_steps=100)
+    with pytest.raises(PowerCutError):
+        fit(Module(), tmp_path, At(8, cut), max_epochs=3)
+    module = Module()
+    trainer = fit(module, tmp_path, max_epochs=1, resume=tmp_path / "step=5.ckpt")
+    assert trainer.global_step == 5
+    assert syncer.wait() == 0
+    assert_final(module, folder)
+
+
 @pytest.mark.parametrize("limits", [{"max_epochs": -1}, {"max_epochs": -1, "min_steps": 60}], ids=["free", "min_steps"])
 def test_a_trainer_stops_with_the_fleet(fleet, tmp_path, limits):
     syncer, folder = fleet(total_steps=9)

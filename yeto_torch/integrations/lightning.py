@@ -58,13 +58,7 @@ class YetoCallback(Callback):
         self._optimizer: YetoOuterOptimizer
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        found = [optimizer for optimizer in trainer.optimizers if isinstance(optimizer, YetoOuterOptimizer)]
-        if len(found) != 1:
-            raise ValueError(
-                f"configure_optimizers must return one YetoOuterOptimizer (around all optimizers of the model), not "
-                f"{len(found)} among {[type(optimizer).__name__ for optimizer in trainer.optimizers]}"
-            )
-        self._optimizer = found[0]
+        self._optimizer = _only(trainer)
         if not self._optimizer.finished:
             self._optimizer.resync()  # some strategies load a checkpoint over the fleet's weights
 
@@ -83,6 +77,19 @@ class YetoCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._optimizer.finish()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _only(trainer).finish()  # a resumed fit with no step left to make has had no training to end
+
+
+def _only(trainer: Trainer) -> YetoOuterOptimizer:
+    found = [optimizer for optimizer in trainer.optimizers if isinstance(optimizer, YetoOuterOptimizer)]
+    if len(found) != 1:
+        raise ValueError(
+            f"configure_optimizers must return one YetoOuterOptimizer (around all optimizers of the model), not "
+            f"{len(found)} among {[type(optimizer).__name__ for optimizer in trainer.optimizers]}"
+        )
+    return found[0]
 
 
 def _is_last(trainer: Trainer) -> bool:
