@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from yeto_torch.crew import Crew
-from yeto_torch.launch import Launch
+from yeto_torch.launch import Launch, visible_gpus
 from yeto_torch.processes import Child, Children, Event, Exited, Line, Signalled
 
 INTERRUPTED = 130
@@ -255,6 +255,7 @@ class Fleet:
         crew = Crew(learner, self.launch.nproc_per_learner, self._starts[learner] - 1, self.run_id)
         self._crews.append(crew)
         env = self.launch.environment(self.run_id) | {"YETO_SYNCER": address, "YETO_LEARNER_ID": str(learner)}
+        env |= self.launch.gpus_of(learner, visible_gpus())
         for rank in range(crew.size):
             command = [sys.executable, *self.launch.command]
             crew.living.add(self.children.start(crew.name_of(rank), command, env | crew.environment(rank)))

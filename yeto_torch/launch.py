@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +78,14 @@ class Launch:
         keys |= {key: value for key, value in (own | self.secrets.keys).items() if key not in chosen}
         return [sys.executable, "-m", "syncer", *(f"{k}={_quoted(v)}" for k, v in keys.items()), *self.overrides]
 
+    def gpus_of(self, learner: int, gpus: Sequence[str]) -> dict[str, str]:
+        """An equal share of ``gpus`` for each learner, at least one per rank; learners share where they are too few."""
+        share = max(self.nproc_per_learner, len(gpus) // self.learners)
+        if len(gpus) < share:
+            return {}
+        first = learner % (len(gpus) // share) * share
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + share])}
+
     def environment(self, run_id: str) -> dict[str, str]:
         """What every child gets on top of our own environment."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -96,6 +105,15 @@ class Launch:
         if source.name not in ("site-packages", "dist-packages"):  # a checkout, which need not be installed
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(source), env.get("PYTHONPATH"))))
         return env
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them; none where nothing says so."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu.strip() for gpu in named.split(",") if gpu.strip()]
+    numbers = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia*")]
+    return sorted((number for number in numbers if number.isdecimal()), key=int)
 
 
 def key_of(override: str) -> str:
