@@ -84,6 +84,7 @@ class Leader(Learner):
         self._own_tokens = self._free_steps = 0
         self._told = Flag(0)
         self._is_news = False  # a boundary has changed the statistics
+        self._is_turn = False
         self._error: Exception | None = None  # it ended the session, and every rank knows
 
     def start(self) -> None:
@@ -143,6 +144,9 @@ class Leader(Learner):
         if self._is_alone:
             yield
             return
+        if self._is_turn:  # its end would release the others from a turn that goes on
+            raise RunError("on_sync must not step, finish or resync: it is called on rank 0 alone, these on all ranks")
+        self._is_turn = True
         try:
             yield
         except TeamError as error:
@@ -154,6 +158,8 @@ class Leader(Learner):
         except BaseException:
             self._end(TeamError("rank 0 of this learner was interrupted in the middle of its turn"))
             raise
+        finally:
+            self._is_turn = False
         self._release(None, free_steps=self._pace.free_steps if is_step else 0)
 
     def _release(self, error: Exception | None, free_steps: int) -> None:

@@ -3,9 +3,9 @@
 Its one argument is JSON: ``rank``, ``world``, ``rendezvous`` (a file), ``timeout_s`` (of the learner's process group;
 default: the job's), ``wrap`` (``plain``, ``ddp``, ``fsdp``, ``hsdp``, ``fsdp1``), ``seed``, ``widths`` (of the model,
 per rank), ``steps`` (then ``finish()``; null = until finished), ``budget`` (to report), ``pace_s``, ``out`` (where the
-final parameters go), ``grouped`` (false: without a process group), ``optimizer`` (arguments of YetoOuterOptimizer), and
-``trouble``: what happens behind step ``at`` on rank ``on``. It prints a line when it has joined, one per global step it
-sees, and one at the end.
+final parameters go), ``grouped`` (false: without a process group), ``nested`` (on_sync calls resync), ``optimizer``
+(arguments of YetoOuterOptimizer), and ``trouble``: what happens behind step ``at`` on rank ``on``. It prints a line when
+it has joined, one per global step it sees, and one at the end.
 """
 
 import json
@@ -52,6 +52,8 @@ def train(options: dict[str, Any]) -> None:
     parts = toy(options.get("seed", 0), options["widths"][rank] if "widths" in options else 24)
     model = wrapped(parts, how)
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if options.get("nested"):
+        options["optimizer"]["on_sync"] = lambda _: optimizer.resync()
     with YetoOuterOptimizer(inner, model.named_parameters(), **options["optimizer"]) as optimizer:
         start = digest(np.concatenate(whole_values(model, optimizer.layout)))
         print(f"joined at {optimizer.stats.global_step}, weights {start}, layout {optimizer.layout.fingerprint.hex()}")

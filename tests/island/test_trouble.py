@@ -105,6 +105,14 @@ def test_a_rank_0_that_closes_leaves_the_others_their_own_optimizer(processes, s
     group.wait_closed()
 
 
+def test_on_sync_cannot_begin_a_turn_within_the_turn_that_calls_it(processes, syncer):
+    ranks, group = started(processes, syncer, nested=True)
+    group.broadcast(0, 4, values(group, 4)[0])
+    errors = raised(ranks)
+    assert errors[0].startswith("RunError: on_sync must not step, finish or resync")
+    assert errors[0] == errors[1]
+
+
 def test_what_the_syncer_is_sent(processes, syncer):
     """The delta of rank 0, the tokens of both; a pull is answered behind the same step on every rank."""
     ranks, group = started(processes, syncer, pace_s=0.02)
