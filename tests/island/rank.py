@@ -4,8 +4,8 @@ Its one argument is JSON: ``rank``, ``world``, ``rendezvous`` (a file), ``timeou
 default: the job's), ``wrap`` (``plain``, ``ddp``, ``fsdp``, ``hsdp``, ``fsdp1``), ``seed``, ``widths`` (of the model,
 per rank), ``steps`` (then ``finish()``; null = until finished), ``budget`` (to report), ``pace_s``, ``out`` (where the
 final parameters go), ``grouped`` (false: without a process group), ``nested`` (on_sync calls resync), ``optimizer``
-(arguments of YetoOuterOptimizer), and ``trouble``: what happens behind step ``at`` on rank ``on``. It prints a line when
-it has joined, one per global step it sees, and one at the end.
+(arguments of YetoOuterOptimizer), and ``trouble``: what happens behind step ``at`` on rank ``on``. It prints a line
+when it has joined, one per global step it sees, and one at the end.
 """
 
 import json
