@@ -36,6 +36,7 @@ _COUNTS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 _TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _RATES = {"mbit": 1e6 / 8, "gbit": 1e9 / 8, "kbit": 1e3 / 8, "MB": 1e6, "GB": 1e9}  # bytes per second
 _MOST_LEARNERS = 1024
+_LEAST_SPEED = 0.01  # of the slower ones whole cycles are watched, while the fastest makes all of its steps
 T = TypeVar("T")
 
 
@@ -173,12 +174,12 @@ def _interval(text: str) -> float:
 
 
 def _speeds(text: str, learners: int) -> tuple[float, ...]:
-    legal = f"{learners} numbers above 0 and at most 1 with commas between them, one of them 1"
+    legal = f"{learners} numbers from {_LEAST_SPEED} to 1 with commas between them, one of them 1"
     words = text.split(",")
     if len(words) != learners or not all(re.fullmatch(r"\d+(\.\d+)?", word) for word in words):
         raise ValueError(legal)
     speeds = tuple(map(float, words))
-    if max(speeds) != 1.0 or min(speeds) <= 0.0:
+    if max(speeds) != 1.0 or min(speeds) < _LEAST_SPEED:
         raise ValueError(legal)
     return speeds
 
