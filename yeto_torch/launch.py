@@ -107,13 +107,16 @@ class Launch:
         return env
 
 
-def visible_gpus() -> list[str]:
-    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them; none where nothing says so."""
+def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them; none where nothing says so.
+
+    CUDA counts from 0 what it finds, whatever the files are called: a container may hold ``nvidia3`` alone.
+    """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [gpu.strip() for gpu in named.split(",") if gpu.strip()]
-    numbers = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia*")]
-    return sorted((number for number in numbers if number.isdecimal()), key=int)
+    found = [path for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    return [str(number) for number in range(len(found))]
 
 
 def key_of(override: str) -> str:

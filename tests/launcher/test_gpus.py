@@ -36,3 +36,12 @@ def test_what_the_user_hides_stays_hidden(monkeypatch):
     assert visible_gpus() == ["2", "3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_gpus() == []
+
+
+def test_gpus_are_counted_as_cuda_counts_them(monkeypatch, tmp_path):
+    """A container that was given the host's GPUs 3 and 5: to CUDA they are 0 and 1."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus(tmp_path) == []
+    for name in ("nvidia3", "nvidia5", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible_gpus(tmp_path) == ["0", "1"]
