@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from yeto_torch.crew import Crew
 from yeto_torch.launch import Launch, visible_gpus
-from yeto_torch.processes import Child, Children, Event, Exited, Line, Signalled
+from yeto_torch.processes import Child, Children, Event, Exited, Line, Signalled, leashed
 
 INTERRUPTED = 130
 IDLE_SYNCER_S = 15.0  # a syncer whose learners all ended well has only its marker left to write
@@ -60,6 +60,7 @@ class Fleet:
     | the last learner, having failed | the syncer is stopped: nobody is left to train |
     | the last learner, code 0 | the syncer has ``IDLE_SYNCER_S`` to end by itself |
     | a signal to us | SIGINT to all, SIGKILL after ``grace_s``; a second signal kills at once |
+    | we, killed | on Linux SIGTERM to all: else a second launch would meet the first one's syncer in its folder |
     """
 
     launch: Launch
@@ -247,7 +248,7 @@ class Fleet:
 
     def _start_syncer(self) -> None:
         env = self.launch.environment(self.run_id)
-        self._syncer = self.children.start("syncer", self.launch.syncer_command(), env)
+        self._syncer = self.children.start("syncer", leashed(self.launch.syncer_command()), env)
 
     def _start_learner(self, learner: int, address: str) -> None:
         self._address = address
@@ -257,7 +258,7 @@ class Fleet:
         env = self.launch.environment(self.run_id) | {"YETO_SYNCER": address, "YETO_LEARNER_ID": str(learner)}
         env |= self.launch.gpus_of(learner, visible_gpus())
         for rank in range(crew.size):
-            command = [sys.executable, *self.launch.command]
+            command = leashed([sys.executable, *self.launch.command])
             crew.living.add(self.children.start(crew.name_of(rank), command, env | crew.environment(rank)))
 
 

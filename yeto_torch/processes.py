@@ -2,7 +2,8 @@
 
 A child runs in its own process group, so a Ctrl-C in the terminal reaches only us and we decide who is told. Two
 threads watch each child: one turns its output into whole lines, one waits for its end. Both only report; whoever reads
-``Children.next_event`` decides. Whatever an ended child left running in its group is killed: no orphan stays.
+``Children.next_event`` decides. Whatever an ended child left running in its group is killed: no orphan stays. Not even
+if we are killed ourselves, where the command was ``leashed``.
 
 This shell must not know what a syncer or a learner is.
 """
@@ -15,6 +16,7 @@ import queue
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -55,6 +57,19 @@ class Signalled:
 
 
 Event = Line | Exited | Signalled
+
+# PR_SET_PDEATHSIG belongs to the process and survives its exec; setting it between fork and exec would risk a deadlock.
+_LEASH = """import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])"""
+
+
+def leashed(command: Sequence[str]) -> list[str]:
+    """The same command, on Linux told to end (SIGTERM) when the thread that starts it is gone, however it went."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), *command]
 
 
 class LineSplitter:

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -227,6 +229,41 @@ def test_what_a_learner_left_behind_may_still_write_when_it_has_ended(tmp_path):
         children.kill()
     assert "[learner 0] a late word" in said
     assert event.code == 130, said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a child")
+def test_a_launcher_that_is_killed_leaves_nobody_behind(tmp_path):
+    script, children = tmp_path / "train.py", Children()
+    script.write_text("import signal; print('ready', flush=True); signal.pause()")
+    options = ["--learners", "2", "--run-dir", str(tmp_path / "run"), "total_steps=8", *KEYS]
+    launched = children.start(
+        "launcher", [sys.executable, "-u", "-m", "yeto_torch.run", *options, "--", str(script)], os.environ
+    )
+    said, left = [], []
+    try:
+        while sum(text.endswith("ready") for text in said) < 2:
+            event = children.next_event(DEADLINE_S)
+            assert isinstance(event, Line), (event, said)
+            said.append(event.text)
+        left = [os.pidfd_open(pid) for pid in children_of(launched.process.pid)]
+        assert len(left) == 3
+        os.kill(launched.process.pid, signal.SIGKILL)
+        for pid in left:
+            assert select.select([pid], [], [], DEADLINE_S)[0]
+    finally:
+        children.kill()
+        for pid in left:
+            os.close(pid)
+
+
+def children_of(parent):
+    """Process ids, from the kernel's table."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it may have ended meanwhile
+            if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_output_that_nobody_reads_any_more_ends_the_run(tmp_path, script):
