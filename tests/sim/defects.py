@@ -334,7 +334,7 @@ def _() -> Plant:
 def _() -> Plant:
     def install(self: Exchange, fragments: Any) -> None:
         for fragment, data in enumerate(fragments):
-            self._write(fragment, self._view(fragment, data, WireDType.F32), 0.5)
+            self.write(fragment, self._view(fragment, data, WireDType.F32), 0.5)
 
     return mock.patch.object(Exchange, "install", install)
 
