@@ -13,8 +13,9 @@ help:  ## this list
 demo: $(VENV)/.installed-demo  ## train real digits with a syncer and two learners on this machine (ARGS="--split classes")
 	@$(BIN)/python -m yeto_torch.demo $(ARGS)
 
-test: $(VENV)/.installed-test  ## the test suite (ARGS="-k name")
-	@$(BIN)/python -m pytest $(ARGS)
+JOBS ?= 2
+test: $(VENV)/.installed-test  ## the test suite, on JOBS=2 cores (ARGS="-k name")
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 examples: $(VENV)/.installed-test  ## every example with a syncer and two learners, and what its ecosystem expects (minutes)
 	@$(BIN)/python -m pytest tests/examples -m "slow or not slow" $(ARGS)
@@ -36,7 +37,6 @@ TIME ?= 60
 fuzz: $(VENV)/.installed-fuzz  ## coverage-guided search for inputs that break a promise (TIME=seconds, ARGS=target)
 	@$(BIN)/python -m tests.fuzz.run --time $(TIME) $(ARGS)
 
-JOBS ?= 2
 evidence: $(VENV)/.installed-evidence  ## every run of docs/evidence.md that has no record, then the page (hours; JOBS=cores)
 	@$(BIN)/python -m experiments estimate --jobs $(JOBS)
 	@$(BIN)/python -m experiments run --jobs $(JOBS)
