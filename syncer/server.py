@@ -191,8 +191,8 @@ class Server:
         try:
             group.start()
         except RuntimeError as error:  # not one thread is to be had: the learner dials again
-            for lost in (sock, *(entry.sock for _, entry in early)):
-                lost.close()
+            for _, entry in early:
+                entry.sock.close()
             self._on_closed(member, Closed(f"no thread for {group.name}: {error}"))
             return
         for _, entry in early:

@@ -175,11 +175,19 @@ class Group:
     # ------------------------------------------------------------------------------------------ the owner's calls
 
     def start(self) -> None:
-        """Start reading and sending. Raises RuntimeError when the system gives no threads at all."""
+        """Start reading and sending. Raises RuntimeError when the system gives no threads at all: the group is closed
+        then, and so are its sockets.
+        """
         with self._lock:
             if self._closing is not None or self._started:
                 return
-            self._closer.start()  # already now: an interpreter that is going down starts no threads
+            try:
+                self._closer.start()  # already now: an interpreter that is going down starts no threads
+            except RuntimeError as error:
+                self._closing, self._dead = Closed(f"no thread for {self.name}: {error}"), True
+                for line in self._lines.values():
+                    line.stream.close()
+                raise
             self._started = True
             self._outbox.start(clock() + self._stream_wait_s)
             missing = [self._start_line(line) for line in self._lines.values()]
