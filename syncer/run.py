@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from threading import Thread
 
 from syncer.actor import Actor, clock
 from syncer.checkpoint import files
@@ -31,6 +31,7 @@ from yeto_torch.protocol.layout import WireLayout
 
 log = logging.getLogger("syncer")
 
+_INTERRUPTED = 130
 _GOODBYE_S = 2.0  # for SHUTDOWN or ERROR to reach everybody before the process ends
 
 
@@ -55,7 +56,7 @@ def run(policy: SyncerPolicy, profile: bytes) -> int:
     finally:
         tape.close()
     if finish.code:
-        log.error("%s", finish.text)
+        log.log(logging.INFO if finish.code == _INTERRUPTED else logging.ERROR, "%s", finish.text)
     return finish.code
 
 
@@ -134,15 +135,26 @@ def _load(policy: SyncerPolicy) -> Snapshot | None:
 
 
 def _install_signals(actor: Actor) -> None:
-    """The first SIGINT or SIGTERM ends the run cleanly, a second one at once."""
-    received = False
+    """The first SIGINT or SIGTERM ends the run cleanly, a second one at once.
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        nonlocal received
-        if received:
-            os._exit(130)
-        received = True
+    A thread of their own hears them: the system may deliver a signal to any thread, and the main one, asleep at its
+    inbox, would then not wake to run a handler.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)  # the pipe tells
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def hear() -> None:
+        while os.read(reading, 1)[0] not in numbers:
+            pass
+
+    def listen() -> None:
+        hear()
         actor.post(ev.Interrupted(), clock())
+        hear()
+        os._exit(_INTERRUPTED)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    Thread(target=listen, name="signals", daemon=True).start()

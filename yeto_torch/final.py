@@ -58,6 +58,8 @@ def _marker_step(folder: RunFolder) -> int:
         with folder.marker.open("rb") as file:
             content = file.read(_MARKER_LIMIT_BYTES)
     except FileNotFoundError:
+        if not folder.is_one:
+            raise StateError(f"{folder.path}: not a run folder of yeto_torch.run") from None
         raise StateError(
             f"{folder.path}: the run is not complete ({folder.marker.name} is missing); run the same command with the "
             "same run folder again to resume it"

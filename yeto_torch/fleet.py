@@ -236,7 +236,8 @@ class Fleet:
             if self._failure is None:
                 self._code = 1
                 self._note = (
-                    "every learner has ended, but the syncer was still waiting for steps: the run is not complete"
+                    "every learner has ended, but the syncer was still waiting for steps: the run is not complete (a "
+                    "loop that may end first calls optimizer.finish())"
                 )
             self._stop("no learner is left; stopping the syncer")
 

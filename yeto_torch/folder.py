@@ -27,6 +27,11 @@ class RunFolder:
     path: Path
 
     @property
+    def is_one(self) -> bool:
+        """Has a launcher worked here?"""
+        return any(path.exists() for path in (self.path / "run_id", self.checkpoint, self.layout))
+
+    @property
     def checkpoint(self) -> Path:
         """The syncer's state: periodic, and at the end final."""
         return self.path / "checkpoint.yeto"

@@ -113,14 +113,20 @@ class Admission:
         if pinned is None or pinned == Identity.of(hello):
             return None
         if hello.contract != pinned.contract and hello.fingerprint == pinned.fingerprint:
-            return f"another run: contract {_short(hello.contract)}, this session is {_short(pinned.contract)}"
+            return (
+                f"another run: contract {_short(hello.contract)}, this session is {_short(pinned.contract)}; "
+                "learners of one run have one run_id (YETO_RUN_ID)"
+            )
         if hello.dtype != pinned.dtype:
             return f"wire dtype {hello.dtype.name.lower()}, this session uses {pinned.dtype.name.lower()}"
         if hello.layout != pinned.layout:
+            same_size = sum(hello.layout.numels) == sum(pinned.layout.numels)
+            cure = "; give all of them the same fragments, pattern, matrix_merge and average" if same_size else ""
             return (
                 f"another model: {sum(hello.layout.numels)} values in {_fragments(hello.layout)}, this session has "
                 f"{sum(pinned.layout.numels)} in {_fragments(pinned.layout)} (fingerprint {_short(hello.fingerprint)}, "
-                f"contract {_short(hello.contract)}; session {_short(pinned.fingerprint)}, {_short(pinned.contract)})"
+                f"contract {_short(hello.contract)}; session {_short(pinned.fingerprint)}, "
+                f"{_short(pinned.contract)}){cure}"
             )
         if hello.fingerprint != pinned.fingerprint:
             return (

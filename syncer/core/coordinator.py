@@ -233,11 +233,18 @@ class Coordinator:
         member = Member(hello.learner_id, hello.generation)
         if self._flight is None:
             self._open_session(len(hello.layout))
+        replaced = self._roster.current_of(member.learner_id)
         crowded_out = self._roster.join(member)
         self._do(fx.Admit(event.ticket, member, hello))
         self._do(*(fx.Release(old) for old in crowded_out))
         fields = {"id": member.learner_id, "generation": member.generation}
-        self._tell("join", fields, f"{member} joined", now)
+        text = f"{member} joined"
+        if replaced is not None:
+            text += (
+                f" in place of generation {replaced.generation:016x}, which is still connected: every learner needs "
+            )
+            text += "a learner_id of its own, unless it is dialling again"
+        self._tell("join", fields, text, now)
         self._greet(member, now)
 
     def _open_session(self, fragments: int) -> None:

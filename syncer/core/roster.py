@@ -33,6 +33,10 @@ class Roster:
     def is_current(self, member: Member) -> bool:
         return self._current.get(member.learner_id) == member
 
+    def current_of(self, learner_id: int) -> Member | None:
+        """The current live generation of one learner."""
+        return self._current.get(learner_id)
+
     def join(self, member: Member) -> list[Member]:
         """A new generation is here; returns superseded groups that are now too many and must go."""
         groups = self._live.setdefault(member.learner_id, [])

@@ -157,6 +157,13 @@ def test_a_signal_before_anybody_came_leaves_no_checkpoint(processes):
     assert not syncer.checkpoint.exists()
 
 
+def test_two_signals_at_once_end_it_whoever_of_the_threads_gets_them(trained):
+    syncer, _ = trained()
+    syncer.signal(signal.SIGINT)
+    syncer.signal(signal.SIGTERM)
+    assert syncer.wait(20) == 130
+
+
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_nothing_newer_is_seen(trained):
     syncer, (zero, one) = trained("checkpoint.every=1", total_steps=9, upto=2)
     zero.next(BcastFragment, version=2)

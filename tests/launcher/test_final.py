@@ -157,3 +157,9 @@ def test_parameters_the_run_did_not_train(folder):
     assert torch.equal(model.scale, VALUES["scale"])
     model.extra.requires_grad_(False)
     load_final(model, folder.path)
+
+
+def test_a_folder_of_something_else_is_not_a_run(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(StateError, match="not a run folder"):
+            load_final(Tied(), path)

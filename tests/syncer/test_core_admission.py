@@ -87,7 +87,10 @@ def test_a_refused_identity_leaves_the_pinned_one(fault):
         ({"layout": layout_of(8)}, "another model: 8 values in 1 fragment"),
         ({"layout": layout_of(4, 4, mode=MergeMode.RDA)}, "another model"),
         ({"fingerprint": OTHER}, "names, order or shapes differ"),
-        ({"contract": OTHER}, "another run: contract 333333333333, this session is 222222222222"),
+        (
+            {"contract": OTHER},
+            "another run: contract 333333333333, this session is 222222222222; learners of one run have one run_id",
+        ),
         ({"profile": PROFILE}, "all learners must bind alike"),
     ],
 )

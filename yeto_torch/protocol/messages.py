@@ -315,7 +315,7 @@ def decode_hello(
     _at_least(MessageType.HELLO, payload, _HELLO.size)
     _, learner_id, generation, dtype, fragments = _HELLO.unpack_from(payload)
     if learners is not None and learner_id >= learners:
-        raise PeerError(f"learner id {learner_id} is not one of 0 to {learners - 1}")
+        raise PeerError(f"learner id {learner_id} is not one of 0 to {learners - 1} (the syncer's learners={learners})")
     if generation == 0:
         raise PeerError("connection generation 0: it must be nonzero")
     if dtype not in (1, 2, 3):
