@@ -338,14 +338,16 @@ def test_real_learners_are_consolidated_from_what_they_froze(processes, learners
         told = [(r["id"], r["c_steps"], r["c_tokens"], r["staleness"]) for r in line["responders"]]
         assert told == [(i, BUDGET, BUDGET * 10 * (i + 1), 0) for i in range(learners)]
     weights = [oracle.weight(BUDGET * 10 * (i + 1), BUDGET) for i in range(learners)]
+    moved: list[float] = []  # one that was taken over at the very last step has not
     for fragment, (record, part) in enumerate(zip(cut.fragments, fleet[0].layout.wire.fragments, strict=True)):
         params, momentum = (np.frombuffer(data, "<f4") for data in (record.params, record.momentum))
         deltas = [params - learner.frozen[fragment] for learner in fleet]
         mode = MergeMode(part.mode).name.lower()
         merged = oracle.merge(mode, part.numels, part.dims, deltas, weights, momentum, correction=True)
         expected, _ = oracle.outer(params, momentum, merged.astype(np.float32), 0.7, 0.5)
-        assert np.abs(merged).max() > 1e-3, "the learners have moved"
+        moved.append(float(np.abs(merged).max()))
         for final in finals:
             np.testing.assert_allclose(final[fragment], expected, rtol=1e-4, atol=1e-5)
+    assert max(moved) > 1e-3, "the learners have moved"
     assert not [name for learner in fleet for name in learner.still_running], "a process may exit behind finish()"
     assert all(learner.reconnects == 1 for learner in fleet)

@@ -18,7 +18,7 @@ from yeto_torch.protocol.messages import BcastFragment
 
 LAYOUT = Layout((Fragment(MergeMode.AVG, (Tensor("a", (40,)),)), Fragment(MergeMode.RDA, (Tensor("b", (6, 7)),))))
 KEYS = ("schedule.sync_interval_steps=0", "schedule.pipeline=1", "schedule.grace_ms=0", "checkpoint.resume=auto")
-SLACK_S = 2.0
+SLACK_S = 10.0
 
 
 def rounds(peers, first, last):

@@ -38,6 +38,9 @@ def test_a_loop_saves_resumes_and_ends_before_the_fleet(fleet, tmp_path):
     accelerator, model, yeto, optimizer, scheduler, _ = learner
     train(*learner)
     assert scheduler.scheduler.last_epoch == 5  # ten batches, two to a step
+    with torch.no_grad():
+        for parameter in model.parameters():  # what the fleet never hears of
+            parameter.add_(1.0)
     accelerator.save_state(tmp_path / "state")
     saved, old = optimizer.state_dict(), parameters_of(model)
     yeto.close()
