@@ -269,8 +269,8 @@ def test_the_hello_is_one_that_no_syncer_may_admit(strange):
     port = strange(handle)
     assert ask(("127.0.0.1", port), None, None).said is Said.SILENT
     assert seen == [
-        "learner id 4294967295 is not one of 0 to 0",
-        "learner id 4294967295 is not one of 0 to 4294967294",
+        "learner id 4294967295 is not one of 0 to 0 (the syncer's learners=1)",
+        "learner id 4294967295 is not one of 0 to 4294967294 (the syncer's learners=4294967295)",
         "connection generation 0: it must be nonzero",
     ]
 

@@ -121,6 +121,7 @@ def test_a_failed_learner_may_be_started_again(capfd, tmp_path, script):
     assert len(final_sums(out)) == 2
 
 
+@pytest.mark.slow
 def test_a_learner_that_comes_back_too_late_is_stopped(capfd, tmp_path, script):
     (tmp_path / "back").touch()  # so learner 0 does not wait for the other, and ends the run alone
     arguments = ["fail-once", str(tmp_path / "died"), str(tmp_path / "back")]

@@ -73,6 +73,7 @@ def finals(out):
     return re.findall(r"^\[learner (\d\.\d)\] final (\S+)$", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_learner_that_lost_a_rank_is_started_again_whole(capfd, tmp_path, script):
     code, out, err = run(capfd, tmp_path / "run", script, "die", "--max-restarts", "1")
     assert code == 0, out + err
