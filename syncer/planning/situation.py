@@ -6,7 +6,6 @@ Rates are measured ones and can be given; the defaults are what one core of an o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from syncer.policy import (
     CheckpointPolicy,
@@ -83,16 +82,18 @@ def layout_of(situation: Situation, settings: Settings) -> WireLayout:
     return WireLayout(tuple(WireFragment(MergeMode.AVG, (base + (f < more),)) for f in range(count)))
 
 
-def policy_of(situation: Situation, settings: Settings, backend: IsoBackend = IsoBackend.SCALAR) -> SyncerPolicy:
+def policy_of(situation: Situation, settings: Settings) -> SyncerPolicy:
     """The policy of a syncer with these settings and the defaults of everything else."""
-    on_loss: Literal["continue"] = "continue"
-    schedule: dict[str, Any] = {"pipeline": settings.pipeline, "sync_interval_steps": settings.interval}
     return SyncerPolicy(
         learners=situation.learners,
         total_steps=NEVER,
         listen=ListenPolicy(),
-        schedule=SchedulePolicy(settings.quorum or situation.learners // 2 + 1, on_loss=on_loss, **schedule),
-        merge=MergePolicy("none", backend),
+        schedule=SchedulePolicy(
+            settings.quorum or situation.learners // 2 + 1,
+            pipeline=settings.pipeline,
+            sync_interval_steps=settings.interval,
+        ),
+        merge=MergePolicy("none", IsoBackend.SCALAR),
         outer=OuterPolicy(),
         svd=SvdPolicy(),
         checkpoint=CheckpointPolicy(),
