@@ -1,5 +1,6 @@
 """The coordinator's mathematics: pure functions on flat f32 tensors, on the CPU or a GPU."""
 
+from syncer.merge.correction import correction_of
 from syncer.merge.intake import decode_gradient
 from syncer.merge.iso import Spectrum, flatten_spectrum
 from syncer.merge.merge import merge_fragment, total_norm
@@ -10,6 +11,7 @@ from syncer.policy import IsoScale
 __all__ = [
     "IsoScale",
     "Spectrum",
+    "correction_of",
     "decode_gradient",
     "flatten_spectrum",
     "learner_weight",

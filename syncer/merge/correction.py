@@ -2,9 +2,14 @@
 
 Stale or drifted learners push against the way the fleet moves. Three cases by the cosine c of gradient and momentum:
 c >= 0.2 is left alone; 0 <= c < 0.2 is blended with the momentum's direction at unchanged length; c < 0 has part of
-its opposing component taken out. How much grows with the gradient's length against the momentum's.
+its opposing component taken out. How much, the confidence ``a / (a + 3 b)``, grows with the gradient's length a against
+the momentum's, b.
 
-Source: protocol v4, "Optional directional correction"; the formulas are those of the README's section on merging.
+The momentum is a sum: under a steady direction it is 1 / (1 - mu) gradients long, and at mu = 0.9 a gradient as long as
+any before it has the confidence 1 / 31. ``heloco-normalized`` weighs the gradient against (1 - mu) b instead, the
+momentum as a mean: 1 / 4 at every mu. Direction, angle and everything else stay as they are.
+
+Source: protocol v4, "Optional directional correction"; the normalised one is ours.
 """
 
 from __future__ import annotations
@@ -21,14 +26,26 @@ MIN_NORM = 1e-8  # a shorter gradient or momentum has no direction to speak of
 ALIGNED_COSINE = 0.2
 
 
-def correct(gradient: Tensor, momentum: Tensor) -> Tensor:
+def correction_of(word: str, mu: float) -> float:
+    """What ``merge.delta_correction`` is to ``merge_fragment``: the share of the momentum's length that is weighed.
+
+    0 for ``none``, which is no correction, 1 for ``heloco``, 1 - mu for ``heloco-normalized``. Raises ValueError.
+    """
+    shares = {"none": 0.0, "heloco": 1.0, "heloco-normalized": 1.0 - mu}
+    if word not in shares:
+        raise ValueError(f"delta_correction={word!r}: must be one of {', '.join(shares)}")
+    return shares[word]
+
+
+def correct(gradient: Tensor, momentum: Tensor, share: float = 1.0) -> Tensor:
     """The corrected gradient of one member and one tensor; ``gradient`` itself where nothing is to be corrected.
 
     Args:
         gradient: [n] f32, a signed outer gradient; not modified.
         momentum: [n] f32, the tensor's momentum before the step; not modified.
+        share: of the momentum's length, for the confidence.
     """
-    return Corrected([gradient], momentum, pieces.empty_like(gradient))[0]
+    return Corrected([gradient], momentum, pieces.empty_like(gradient), share)[0]
 
 
 class Corrected(Sequence[Tensor]):
@@ -41,9 +58,11 @@ class Corrected(Sequence[Tensor]):
         gradients: one [n] f32 per member; not modified.
         momentum: [n] f32, the tensor's momentum before the step; not modified.
         room: [n] f32 to work in.
+        share: of the momentum's length, for the confidence; see ``correction_of``.
     """
 
-    def __init__(self, gradients: Sequence[Tensor], momentum: Tensor, room: Tensor) -> None:
+    def __init__(self, gradients: Sequence[Tensor], momentum: Tensor, room: Tensor, share: float = 1.0) -> None:
+        self._share = share
         self._gradients = gradients
         self._momentum = momentum
         self._room = room
@@ -64,7 +83,7 @@ class Corrected(Sequence[Tensor]):
         if cosine is None:
             return gradient
         (a, _), b = self._alignments[index], self._momentum_norm
-        confidence = a / (a + 3.0 * b + 1e-8)
+        confidence = a / (a + 3.0 * (self._share * b) + 1e-8)
         if cosine < 0:
             beta = min(0.5 * -cosine * confidence, 0.5)
             return _add_momentum(gradient, self._momentum, (-beta * cosine) * a / b, self._room)

@@ -29,7 +29,7 @@ def merge_fragment(
     weights: Sequence[float],
     momentum: Tensor,
     *,
-    correction: bool,
+    correction: float,
     spectrum: Spectrum = flatten_spectrum,
 ) -> Tensor:
     """The merged signed outer gradient of a fragment.
@@ -40,7 +40,8 @@ def merge_fragment(
             not modified.
         weights: one f64 per member. If they sum to 0 the result is zero.
         momentum: [numel] f32, the fragment's momentum before this step; not modified.
-        correction: whether each gradient is corrected against the momentum first.
+        correction: whether each gradient is corrected against the momentum first; below 1 (True), the share of the
+            momentum's length that counts for that, see ``correction_of``.
         spectrum: the SVD backend for iso.
 
     Returns:
@@ -61,7 +62,7 @@ def merge_fragment(
         tensor = slice(end, end := end + numel)
         parts: Sequence[Tensor] = [gradient[tensor] for gradient in gradients]
         if correction:
-            corrected = Corrected(parts, momentum[tensor], room[:numel])
+            corrected = Corrected(parts, momentum[tensor], room[:numel], correction)
             parts = parts if corrected.is_idle else corrected
         out = merged[tensor]
         match fragment.mode:

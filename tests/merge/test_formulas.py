@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from syncer.merge import flatten_spectrum, learner_weight, merge_fragment, pieces, total_norm
+from syncer.merge import correction_of, flatten_spectrum, learner_weight, merge_fragment, pieces, total_norm
 from syncer.merge.average import average
 from syncer.merge.correction import Corrected, correct
 from syncer.merge.iso import isotropic_average
@@ -408,8 +408,8 @@ def test_without_a_direction_nothing_is_corrected(small):
     assert correct(gradient, momentum) is gradient
 
 
-@given(st.integers(0, 2**32), st.floats(-1, 0.3), st.floats(-6, 6))
-def test_correction_equals_the_oracle(seed, cosine, log_size):
+@given(st.integers(0, 2**32), st.floats(-1, 0.3), st.floats(-6, 6), st.sampled_from([1.0, 0.5, 0.1]))
+def test_correction_equals_the_oracle(seed, cosine, log_size, share):
     rng = np.random.default_rng(seed)
     m = rng.standard_normal(50)
     across = rng.standard_normal(50)
@@ -419,8 +419,8 @@ def test_correction_equals_the_oracle(seed, cosine, log_size):
     exact = float(gradient.double() @ momentum.double() / gradient.double().norm() / momentum.double().norm())
     assume(min(abs(exact), abs(exact - 0.2)) > 1e-9)  # on a threshold the last digit of a sum decides the case
     kept = gradient.clone()
-    out = correct(gradient, momentum)
-    assert oracle.close(out, oracle.heloco(gradient, momentum))
+    out = correct(gradient, momentum, share)
+    assert oracle.close(out, oracle.heloco(gradient, momentum, share))
     assert torch.equal(gradient, kept)
 
 
@@ -433,6 +433,38 @@ def test_correction_in_pieces(lean, piece, monkeypatch):
     gradient = torch.randn(50, generator=rng)
     gradient += (lean - float(gradient @ momentum) / float(momentum @ momentum)) * momentum
     assert oracle.close(correct(gradient, momentum), oracle.heloco(gradient, momentum))
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 0.9])
+def test_normalised_it_trusts_a_gradient_alike_at_every_momentum(mu):
+    """A steady direction's momentum is 1 / (1 - mu) gradients long; a gradient that turns against it then loses as much
+    whatever mu: beta = 0.5 * 1/4, applied to a component of 1."""
+    momentum, gradient = flat([1 / (1 - mu), 0.0]), flat([-1.0, 0.0])
+    assert float(correct(gradient, momentum, correction_of("heloco-normalized", mu))[0]) == pytest.approx(-1 + 0.5 / 4)
+    plain = -1 + 0.5 / (1 + 3 / (1 - mu))
+    assert float(correct(gradient, momentum, correction_of("heloco", mu))[0]) == pytest.approx(plain)
+
+
+def test_what_the_words_mean_to_a_merge():
+    assert [correction_of(word, 0.75) for word in ("none", "heloco", "heloco-normalized")] == [0.0, 1.0, 0.25]
+    with pytest.raises(ValueError, match="delta_correction='some': must be one of none, heloco, heloco-normalized"):
+        correction_of("some", 0.5)
+
+
+@pytest.mark.parametrize("mode", list(MergeMode))
+def test_the_word_heloco_is_true_to_the_bit_and_none_is_false(mode):
+    rng = torch.Generator().manual_seed(5)
+    fragment = WireFragment(mode, (12,), ((3, 4),) if mode is MergeMode.ISO else ())
+    momentum = torch.randn(12, generator=rng)
+    gradients = [torch.randn(12, generator=rng) - momentum, torch.randn(12, generator=rng)]
+
+    def merged(correction):
+        return merge_fragment(fragment, gradients, [1.0, 2.0], momentum, correction=correction)
+
+    assert torch.equal(merged(True), merged(correction_of("heloco", 0.9)))
+    assert torch.equal(merged(False), merged(correction_of("none", 0.9)))
+    assert torch.equal(merged(True), merged(correction_of("heloco-normalized", 0.0)))
+    assert not torch.equal(merged(True), merged(correction_of("heloco-normalized", 0.9)))
 
 
 def test_a_giant_against_a_faint_momentum_stays_finite():

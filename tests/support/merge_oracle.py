@@ -53,7 +53,7 @@ def flat_spectrum(matrix):
     return sigma[keep].sum() / len(sigma) * (a @ (vectors * inverse) @ vectors.T)
 
 
-def heloco(gradient, momentum):
+def heloco(gradient, momentum, share=1.0):
     d, m = np.asarray(gradient, np.float64), np.asarray(momentum, np.float64)
     a, b = length(d), length(m)
     if min(a, b) < 1e-8:
@@ -61,7 +61,7 @@ def heloco(gradient, momentum):
     c = math.fsum((d * m).tolist()) / (a * b)
     if c >= 0.2:
         return d
-    trust = a / (a + 3 * b + 1e-8)
+    trust = a / (a + 3 * share * b + 1e-8)
     if c < 0:
         strength = min(-0.5 * c * trust, 0.5)
         return d - strength * c * a / b * m
