@@ -13,6 +13,7 @@ from typing import Any
 
 MERGES = ("avg", "avg-norm", "rda", "iso-mean", "iso-norm")
 WIRES = ("f32", "bf16", "q4", "q2")
+CORRECTIONS = ("heloco", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Fleet:
         interval: H, local steps from one merge of a fragment to its next; a multiple of ``fragments``.
         wire: ``q2`` is no wire dtype of the product but a bad one, for a test that must fail.
         merge: ``avg-norm`` is the mean's direction at rda's length.
+        correction, guard: as the product's ``merge.delta_correction`` and ``outer.guard``.
         lr, momentum: of the outer step.
         delays: per learner the local steps by which a broadcast comes late; () = none does.
         speeds: per learner, 1 = one step a tick; () = all 1.
@@ -34,7 +36,8 @@ class Fleet:
     fragments: int = 4
     wire: str = "bf16"
     merge: str = "rda"
-    correction: bool = True
+    correction: str = "heloco"
+    guard: str = "off"
     lr: float = 0.7
     momentum: float = 0.5
     delays: tuple[int, ...] = ()
@@ -44,6 +47,8 @@ class Fleet:
     def __post_init__(self) -> None:
         _require("merge", self.merge, self.merge in MERGES, f"one of {', '.join(MERGES)}")
         _require("wire", self.wire, self.wire in WIRES, f"one of {', '.join(WIRES)}")
+        _require("correction", self.correction, self.correction in CORRECTIONS, f"one of {', '.join(CORRECTIONS)}")
+        _require("guard", self.guard, self.guard == "off", "off")
         whole = self.interval >= 1 and self.interval % self.fragments == 0
         _require("interval", self.interval, whole, f"a multiple of the {self.fragments} fragments")
         for name in ("delays", "speeds"):
@@ -68,8 +73,8 @@ class Training:
     task: str
     seed: int
     peak_lr: float
-    steps: int = 1200
-    warm_steps: int = 240
+    steps: int = 640
+    warm_steps: int = 160
     fleet: Fleet | None = None
 
     def __post_init__(self) -> None:

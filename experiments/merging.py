@@ -37,9 +37,11 @@ def outer_gradient(
     scale = IsoScale.NORM if fleet.merge == "iso-norm" else IsoScale.MEAN
     spectrum = partial(flatten_spectrum, scale=scale)
     arguments = (gradients, weights, momentum)
-    merged = merge_fragment(fragment, *arguments, correction=fleet.correction, spectrum=spectrum)
+    merged = merge_fragment(fragment, *arguments, correction=fleet.correction == "heloco", spectrum=spectrum)
     if fleet.merge == "avg-norm":
-        radial = merge_fragment(replace(fragment, mode=MergeMode.RDA), *arguments, correction=fleet.correction)
+        radial = merge_fragment(
+            replace(fragment, mode=MergeMode.RDA), *arguments, correction=fleet.correction == "heloco"
+        )
         for part, model in zip(merged.split(fragment.numels), radial.split(fragment.numels), strict=True):
             length = part.double().norm()
             if length > 0:

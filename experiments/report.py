@@ -20,7 +20,7 @@ RULES = """\
   cosine).
 * The baseline's peak learning rate is the best of a grid of at least three on seeds of its own; fleets use that rate.
   Nothing is tuned for a fleet: outer learning rate, momentum and correction are those of the default preset.
-* Every arm of a seed begins with the same 240 synchronous steps, and goes on from there with the same optimizer state.
+* Every arm of a seed begins with the same 160 synchronous steps, and goes on from there with the same optimizer state.
 * The syncer's global f32 parameters are evaluated, never a learner's.
 * Seeds are paired; intervals are 95 % (Student's t over the paired differences). Margins and tests were committed
   before anything was run (`experiments/margins.py`, `experiments/analysis.py`). "Within" is two one-sided tests at
@@ -32,7 +32,7 @@ RULES = """\
 LIMITS = """\
 * A model of 110,000 parameters has curvature, noise and layers of its own kind. That a fleet of such models loses
   nothing does not show that one of a billion parameters loses nothing.
-* 960 steps hold 40 merges of a fragment at H = 24 and 12 at H = 80. High outer momentum needs hundreds to pay off: the
+* 480 steps hold 20 merges of a fragment at H = 24 and 6 at H = 80. High outer momentum needs hundreds to pay off: the
   `paper` preset cannot be judged here.
 * The batch is small and its noise large. With large batches per learner, drift rather than noise decides.
 * All learners draw from one distribution. Learners with data of their own are in the demonstration, not here.
@@ -89,7 +89,7 @@ def _all_jobs(name: str, scale: Scale, records: Records) -> list[Job]:
 
 
 _DEFAULT_S = {"trace": 1.2, "wire": 30.0, "kills": 400.0}
-_TRAIN_S = {0: 40.0, 2: 46.0, 4: 56.0, 8: 94.0}  # of one core of a busy machine, by learners; 0 = synchronous
+_TRAIN_S = {0: 24.0, 2: 28.0, 4: 34.0, 8: 50.0}  # of one core of a busy machine, by learners; 0 = synchronous
 _START_S = 6.0  # data, model, the evaluations
 _DIGITS = 0.4  # of the characters'
 
@@ -101,7 +101,7 @@ def _seconds(job: Job, records: Records) -> float:
     if job.kind != "train":
         return _DEFAULT_S[job.kind]
     learners = _shape(job.config)[1]
-    share = job.config["steps"] / 1200 * (_DIGITS if job.config["task"] == "digits" else 1.0)
+    share = job.config["steps"] / 640 * (_DIGITS if job.config["task"] == "digits" else 1.0)
     return float(_START_S + _TRAIN_S[learners] * share)
 
 

@@ -120,8 +120,9 @@ def e2(_scale: Scale, records: Records) -> Section:
     traces = [record["result"] for record in records.of_kind("trace")]
     kills = [record["result"] for record in records.of_kind("kills")]
     names = {
-        "decoupled": ("decoupled fleet, steps that were merged", "decoupled_bound", "at most"),
-        "made": ("decoupled fleet, steps made by the living", "", ""),
+        "decoupled": ("decoupled fleet, against the same fleet without failures", "decoupled_bound", "at most"),
+        "of_ideal": ("its merged steps / all that the machines can make", "of_ideal_bound", "at most"),
+        "made": ("its steps made by the living / all that the machines can make", "", ""),
         "stalled": ("synchronous, waits for the repair", "stalled_formula", "formula"),
         "elastic": ("synchronous, goes on after a restart of 5 steps", "elastic_formula", "formula"),
     }
@@ -136,7 +137,9 @@ def e2(_scale: Scale, records: Records) -> Section:
         "M = 4; a machine works 300 steps on average and is away for 30. Virtual time is the real coordinator's at the "
         "defaults (H = 24, 8 fragments). Real processes are killed with SIGKILL and start again; the synchronous ones "
         "are torch's DDP over gloo and go on from a checkpoint every 20 steps. Decoupled goodput counts a step only if "
-        "it was merged: at H = 24 one in 24 is overwritten even where nobody fails."
+        "it was merged, and counts against the fleet without failures: at H = 24 one in 24 is overwritten even where "
+        "nobody fails, which the second line counts too. The definition was settled after five traces had been seen, "
+        "which gave the first line 0.89 and the second 0.85."
     )
     claims = {"goodput": [t["decoupled"] for t in traces], "kills": [k["ratio"] for k in kills]}
     return Section(

@@ -6,8 +6,10 @@ goes on from there with the same parameters and optimizer state; what is evaluat
 
 from __future__ import annotations
 
+import copy
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,8 +47,7 @@ def run(config: Training) -> dict[str, Any]:
     torch.utils.deterministic.fill_uninitialized_memory = False
     started, began = time.monotonic(), time.process_time()
     training = _Run(config)
-    while training.samples < config.warm_steps * training.task.batch:
-        training.synchronous_step()
+    training.warm_up()
     extra = training.finish_synchronously() if config.fleet is None else training.finish_as_fleet(config.fleet)
     return {
         "loss": training.losses[-1][1],
@@ -57,6 +58,10 @@ def run(config: Training) -> dict[str, Any]:
         "cpu_seconds": round(time.process_time() - began, 2),
         **extra,
     }
+
+
+_WARM: dict[Training, tuple[dict[str, Any], dict[str, Any]]] = {}
+"""The last warm start: parameters and optimizer state behind the common steps, by the baseline's configuration."""
 
 
 class _Run:
@@ -71,6 +76,22 @@ class _Run:
         self.samples = 0
         self.losses: list[tuple[int, float]] = []  # (tokens, held-out loss)
         self._end = config.steps * self.task.batch
+
+    def warm_up(self) -> None:
+        """The common steps. Made once by a process for all arms of a seed that follow each other."""
+        name = replace(self._config, fleet=None)
+        if name not in _WARM:
+            while self.samples < self._config.warm_steps * self.task.batch:
+                self.synchronous_step()
+            _WARM.clear()
+            _WARM[name] = copy.deepcopy((self._model.state_dict(), self._inner.state_dict()))
+            return
+        weights, optimizer_state = copy.deepcopy(_WARM[name])
+        self._model.load_state_dict(weights)
+        self._inner.load_state_dict(optimizer_state)
+        for _ in range(self._config.warm_steps):
+            self._stream.take(self.task.batch)
+            self.samples += self.task.batch
 
     def synchronous_step(self) -> None:
         self._set_lr(self._inner)

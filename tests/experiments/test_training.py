@@ -64,6 +64,14 @@ def test_a_fleet_and_its_baseline_make_as_many_tokens_from_one_beginning(monkeyp
     assert fleet["loss"] != baseline["loss"]
 
 
+def test_a_warm_start_that_was_kept_is_the_one_that_would_be_made():
+    config = Training("digits", 3, 2e-3, 16, 8, Fleet(2, 4))
+    training._WARM.clear()
+    fresh, kept = training.run(config), training.run(config)
+    assert len(training._WARM) == 1
+    assert kept["losses"] == fresh["losses"]
+
+
 def test_an_unknown_task_is_named():
     with pytest.raises(ValueError, match="task='words': expected char or digits"):
         make_task("words", 0)

@@ -83,7 +83,7 @@ def by_hand(layout, ticks, per_round, lr, mu):
 @pytest.mark.parametrize("outer", [(1.0, 0.0), (0.7, 0.5)])
 def test_two_learners_do_what_is_written_out_by_hand(interval, fragments, outer):
     lr, mu = outer
-    fleet = Fleet(2, interval, fragments, "f32", "avg", correction=False, lr=lr, momentum=mu)
+    fleet = Fleet(2, interval, fragments, "f32", "avg", correction="none", lr=lr, momentum=mu)
     world, layout = fleet_of(fleet)
     assert len(layout) == fragments
     for _ in range(4 * interval):
@@ -95,7 +95,7 @@ def test_two_learners_do_what_is_written_out_by_hand(interval, fragments, outer)
 
 def test_plain_averaging_has_gain_one_and_momentum_more():
     for lr, mu, expected in ((1.0, 0.0, 1.0), (0.5, 0.0, 0.5)):
-        world, _ = fleet_of(Fleet(2, 4, 2, "f32", "avg", correction=False, lr=lr, momentum=mu))
+        world, _ = fleet_of(Fleet(2, 4, 2, "f32", "avg", correction="none", lr=lr, momentum=mu))
         for _ in range(16):
             world.tick()
         assert all(gain == pytest.approx(expected, rel=1e-3) for gains in world.gains for gain in gains)
@@ -114,8 +114,8 @@ def test_a_slow_learner_holds_a_round_up_until_its_boundary():
 
 
 def test_a_late_broadcast_is_adopted_late():
-    prompt, _ = fleet_of(Fleet(2, 4, 2, "f32", "avg", correction=False))
-    late, _ = fleet_of(Fleet(2, 4, 2, "f32", "avg", correction=False, delays=(0, 3)))
+    prompt, _ = fleet_of(Fleet(2, 4, 2, "f32", "avg", correction="none"))
+    late, _ = fleet_of(Fleet(2, 4, 2, "f32", "avg", correction="none", delays=(0, 3)))
     same = []
     for _ in range(8):
         prompt.tick()
