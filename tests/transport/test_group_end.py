@@ -461,7 +461,7 @@ def test_no_memory_for_a_message_is_a_reason(rig, monkeypatch):
     def refuse(*_):
         raise MemoryError("no memory for a message of 4061 bytes")
 
-    monkeypatch.setattr("yeto_torch.protocol.chunks.allocate", refuse)
+    monkeypatch.setattr("yeto_torch.protocol.buffers.Spare.allocate", refuse)
     _, recorder, peer = rig.group(1)
     peer.say(chunk(0, 4061, 0, b"x"), 1)
     assert "no memory" in recorder.wait_closed().reason

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from yeto_torch.protocol.buffers import allocate
 from yeto_torch.protocol.constants import (
@@ -73,8 +73,8 @@ class _Partial:
 
     __slots__ = ("buffer", "ends", "received", "starts")
 
-    def __init__(self, total: int) -> None:
-        self.buffer = allocate(total)
+    def __init__(self, buffer: memoryview) -> None:
+        self.buffer = buffer
         self.starts: list[int] = []
         self.ends: list[int] = []
         self.received = 0
@@ -109,9 +109,17 @@ class Reassembler:
         max_partials: messages open at once.
         max_reserved_bytes: bytes that the open messages together may hold; twice as many with those that came in one
             piece, or are whole and not dealt with yet.
+        room: memory for so many bytes; what it holds does not matter.
     """
 
-    def __init__(self, max_inner: int, max_partials: int, max_reserved_bytes: int) -> None:
+    def __init__(
+        self,
+        max_inner: int,
+        max_partials: int,
+        max_reserved_bytes: int,
+        room: Callable[[int], memoryview] = allocate,
+    ) -> None:
+        self._room = room
         self._max_inner, self._max_partials, self._max_reserved = max_inner, max_partials, max_reserved_bytes
         self._partials: dict[int, _Partial] = {}
         self._reserved = self._held = 0
@@ -186,6 +194,6 @@ class Reassembler:
                 f"partial messages would reserve {self._reserved + total} bytes, at most {self._max_reserved} are legal"
             )
         self._check_room(total)
+        partial = self._partials[msg_id] = _Partial(self._room(total))
         self._reserved += total
-        partial = self._partials[msg_id] = _Partial(total)
         return partial

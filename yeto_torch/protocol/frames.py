@@ -69,11 +69,11 @@ class FrameReader:
     Args:
         limits: the largest payload per type; may be replaced between frames (after HELLO).
         slices: shared by all sockets of a group; None where CHUNK is not legal anyway.
-        hold: told the bytes of a bulk message that comes in one piece before they are allocated; may raise PeerError.
+        hold: asked for memory for the bytes of a bulk message that comes in one piece; may raise PeerError.
     """
 
     def __init__(
-        self, limits: Limits, slices: SliceTable | None = None, hold: Callable[[int], None] | None = None
+        self, limits: Limits, slices: SliceTable | None = None, hold: Callable[[int], memoryview] | None = None
     ) -> None:
         self.limits, self._slices, self._hold = limits, slices, hold
         self._head = memoryview(bytearray(HEADER_BYTES))
@@ -136,10 +136,11 @@ class FrameReader:
             self._expect(_State.ENVELOPE, self._envelope)
         elif length:
             if self._hold is not None and self._kind in BULK_TYPES:
-                self._hold(HEADER_BYTES + length)
-            # A stranger's HELLO may claim 16 MiB: no page of it is real before it is sent.
-            lazily = _HELLO_LAZY_BYTES if self._kind is MessageType.HELLO else LARGE_BYTES
-            self._expect(_State.PAYLOAD, allocate(length, lazily))
+                self._expect(_State.PAYLOAD, self._hold(length))
+            else:
+                # A stranger's HELLO may claim 16 MiB: no page of it is real before it is sent.
+                lazily = _HELLO_LAZY_BYTES if self._kind is MessageType.HELLO else LARGE_BYTES
+                self._expect(_State.PAYLOAD, allocate(length, lazily))
         else:
             self._expect(_State.HEADER, self._head)
             return Frame(self._kind, memoryview(b""))

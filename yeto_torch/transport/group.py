@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
 
+from yeto_torch.protocol.buffers import Spare
 from yeto_torch.protocol.chunks import Reassembler
 from yeto_torch.protocol.constants import BULK_TYPES, HEADER_BYTES, Direction
 from yeto_torch.protocol.errors import CongestedError, LocalError, PeerError
@@ -45,6 +46,9 @@ log = logging.getLogger(__name__)
 _LAST_WORD_S = 0.3
 # on_closed waits this long for on_message calls still running, so that what they hand on comes before it.
 _CALLBACK_S = 1.0
+# Received messages whose memory waits to be used again, in the whole process. A syncer takes an answer, decodes it and
+# lets it go; a learner lets go of one anchor as it adopts the next, and has little memory to spare.
+_SPARE = {Direction.TO_SYNCER: Spare(4), Direction.TO_LEARNER: Spare(2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,8 @@ class _SharedSlices:
 
     def __init__(self, limits: GroupLimits) -> None:
         self._lock = Lock()
-        self._table = Reassembler(limits.max_inner, limits.max_partials, limits.max_reserved_bytes)
+        self._room = _SPARE[limits.inbound].allocate
+        self._table = Reassembler(limits.max_inner, limits.max_partials, limits.max_reserved_bytes, self._room)
         self._patient = limits.inbound is Direction.TO_LEARNER
         self._bad: dict[int, PeerError] = {}
         self._dropped = False
@@ -103,9 +108,11 @@ class _SharedSlices:
                 self._table.keep(len(whole))
             return whole
 
-    def hold(self, nbytes: int) -> None:
+    def hold(self, nbytes: int) -> memoryview:
+        """Memory for the payload of a bulk message that comes in one piece."""
         with self._lock:
-            self._table.hold(nbytes)
+            self._table.hold(HEADER_BYTES + nbytes)
+        return self._room(nbytes)
 
     def release(self, frame: Frame) -> None:
         """``frame`` has been handed on."""
