@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yeto_torch.protocol import codec
+from yeto_torch.protocol.codec import q4
+from yeto_torch.protocol.codec.sound import NUMPY_PIECE, PIECE
 from yeto_torch.protocol.constants import MAX_MAGNITUDE, WireDType
 from yeto_torch.protocol.errors import LocalError, PeerError
 
 F32, BF16, Q4 = WireDType.F32, WireDType.BF16, WireDType.Q4
 BF16_MAX = 3.3895313892515355e38
-SIZES = [1, 2, 255, 256, 257, 1000, codec._PIECE, codec._PIECE + 1, 256 * codec._Q4_PIECE + 300]
+SIZES = [1, 2, 255, 256, 257, 1000, PIECE, PIECE + 1, 256 * q4.PIECE + 300]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +80,8 @@ def test_bf16_rounds_to_nearest_even_and_saturates(values):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_bf16_does_not_overflow_to_infinity(sign):
     top = float(np.finfo(np.float32).max)
-    data = codec.encode(flat([0.0] * codec._PIECE + [sign * top]), BF16)
-    assert codec.as_tensor(data, codec._PIECE + 1, BF16)[-1].item() == sign * BF16_MAX
+    data = codec.encode(flat([0.0] * PIECE + [sign * top]), BF16)
+    assert codec.as_tensor(data, PIECE + 1, BF16)[-1].item() == sign * BF16_MAX
 
 
 # ---------------------------------------------------------------- q4
@@ -98,7 +100,7 @@ def log2_to_f32(x):
 @pytest.mark.parametrize("level", range(1, 8))
 def test_the_seven_thresholds_are_the_rule(level):
     """The rule: level = round half to even(log2 of the ratio, in f32) + 7. Around each threshold, ratio by ratio."""
-    threshold = codec._LEVEL_BITS[level - 1]
+    threshold = q4.LEVEL_BITS[level - 1]
     ratios = np.arange(threshold - 8, threshold + 8, dtype=np.uint32).view(np.float32)
     exact = np.rint(np.array([log2_to_f32(r) for r in ratios], np.float32)) + 7
     assert (exact >= level).tolist() == [False] * 8 + [True] * 8
@@ -132,7 +134,7 @@ def test_q4_equals_the_rule_at_every_size(numel):
 def test_q4_pieces_make_no_difference():
     x = wild(SIZES[-1])
     whole = bytes(codec.encode(torch.from_numpy(x), Q4))
-    cut = 256 * (codec._Q4_PIECE - 1)
+    cut = 256 * (q4.PIECE - 1)
     parts = [bytes(codec.encode(torch.from_numpy(part), Q4)) for part in (x[:cut], x[cut:])]
     assert whole == b"".join(parts)
 
@@ -153,7 +155,7 @@ def test_q4_equals_the_rule(values, factor):
 @pytest.mark.parametrize("scale", [1.0, 3.0, 1e-30, 7.7e20])
 def test_q4_at_the_ties_of_other_scales(scale):
     """A ratio comes from a division that rounds: each threshold's neighbours, at scales that are no power of two."""
-    near = [np.arange(t - 3, t + 4, dtype=np.uint32).view(np.float32) for t in codec._LEVEL_BITS]
+    near = [np.arange(t - 3, t + 4, dtype=np.uint32).view(np.float32) for t in q4.LEVEL_BITS]
     x = np.concatenate([[1.0], *near]).astype(np.float32) * np.float32(scale)
     assert bytes(codec.encode(torch.from_numpy(x), Q4)) == q4_oracle(x)
 
@@ -223,6 +225,20 @@ def test_encode_takes_flat_f32_only(values):
         codec.encode(values, BF16)
 
 
+def test_rounded_values_are_not_copied():
+    values = flat([1.0, -2.5]).to(torch.bfloat16)
+    data = codec.encode(values, BF16)
+    assert bytes(data) == bytes(codec.encode(values.float(), BF16))
+    values[0] = 3.0
+    assert codec.as_tensor(data, 2, BF16).tolist() == [3.0, -2.5]
+
+
+@pytest.mark.parametrize("dtype", [F32, Q4])
+def test_rounded_values_are_bf16_only(dtype):
+    with pytest.raises(LocalError, match="flat f32"):
+        codec.encode(torch.zeros(4, dtype=torch.bfloat16), dtype)
+
+
 # ---------------------------------------------------------------- decode
 
 
@@ -277,9 +293,9 @@ BAD = [float("nan"), float("inf"), -float("inf"), MAX_MAGNITUDE * 1.01, -MAX_MAG
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("at", [0, codec._PIECE - 1, codec._PIECE, codec._PIECE + 6])
+@pytest.mark.parametrize("at", [0, PIECE - 1, PIECE, PIECE + 6])
 def test_values_no_merge_may_see_are_refused_wherever_they_stand(dtype, bad, at):
-    values = torch.ones(codec._PIECE + 7)
+    values = torch.ones(PIECE + 7)
     values[at] = bad
     data = values.to(torch.bfloat16 if dtype is BF16 else torch.float32).view(torch.uint8).numpy().tobytes()
     why = "above 2\\^100" if np.isfinite(bad) else "not finite"
@@ -288,6 +304,19 @@ def test_values_no_merge_may_see_are_refused_wherever_they_stand(dtype, bad, at)
     with pytest.raises(PeerError, match=why):
         codec.check_finite(codec.as_tensor(data, values.numel(), dtype))
     assert not codec.is_sound(values)
+
+
+@pytest.mark.parametrize("at", [0, NUMPY_PIECE - 1, NUMPY_PIECE + 3])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_soundness_is_exact_where_the_sum_of_squares_says_nothing(at, offset):
+    """Legal magnitudes whose squares have no f32, at addresses of every kind."""
+    values = torch.ones(NUMPY_PIECE + 7)
+    held = np.zeros(values.nbytes + offset, np.uint8)[offset:]
+    beyond = float(np.nextafter(np.float32(MAX_MAGNITUDE), np.float32(np.inf)))
+    for value, sound in ((2.0**64, True), (-MAX_MAGNITUDE, True), (beyond, False)):
+        values[at] = value
+        held[:] = values.view(torch.uint8).numpy()
+        assert codec.is_sound(torch.from_numpy(held).view(torch.float32)) is sound
 
 
 @pytest.mark.parametrize("bad", [*BAD, -1e-30])
