@@ -27,9 +27,11 @@ from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Identity
 from syncer.core.coordinator import Coordinator, Phase
+from syncer.core.drive import DriveWatch
 from syncer.core.ledger import LedgerRow
 from syncer.final_state import write_final_state
-from syncer.merger import Merger, MergerEvent, PoolDrained
+from syncer.merge.gain import GAIN_LIMIT, outer_momentum
+from syncer.merger import Merged, Merger, MergerEvent, PoolDrained
 from syncer.policy import SyncerPolicy
 from syncer.progress import Progress
 from syncer.server import Server
@@ -77,8 +79,12 @@ class Actor:
     _finish: fx.Finish | None = None
     _told: str = ""
     _progress: Progress | None = None
+    _drive: DriveWatch = field(init=False)
     _moved: tuple[Phase, int] = (Phase.ASSEMBLING, -1)  # phase and step when something last moved
     _moved_at: float = field(default_factory=clock)
+
+    def __post_init__(self) -> None:
+        self._drive = DriveWatch(GAIN_LIMIT, is_capped=self.policy.outer.guard == "cap")
 
     def post(self, event: ev.Event | MergerEvent, now: float, handled: Callable[[], None] | None = None) -> None:
         """Queue an event that arrived at ``now``; from any thread. ``handled`` is called once it is settled."""
@@ -259,14 +265,16 @@ class Actor:
     def _commit(self, step: int, fragment: int) -> None:
         started = clock()
         merged = self.session.merger.take(step)
-        outer = self.policy.outer
-        self.state.commit(step, fragment, merged.gradient, outer.lr_at(step), outer.momentum, merged.norm)
+        outer, lr = self.policy.outer, self.policy.outer.lr_at(step)
+        merged.momentum = outer_momentum(outer.guard, merged.drive, lr, outer.momentum)
+        self.state.commit(step, fragment, merged.gradient, lr, merged.momentum, merged.norm)
         merged.seconds += clock() - started
 
     def _record(self, effect: fx.Record) -> None:
         merged = self.session.merger.take(effect.step)
         timings = {
             "gnorm": merged.norm,
+            **self._driven(effect.step, effect.line["fragment"], merged),
             "ms": 1000 * (clock() - effect.launched_at),
             "sync_ms": 1000 * merged.seconds,
             "time": time.time(),
@@ -275,6 +283,17 @@ class Actor:
         self.tape.write(line)
         if self._progress is not None:
             self._progress.committed(line, self.coordinator.connected)
+
+    def _driven(self, step: int, fragment: int, merged: Merged) -> dict[str, float | None]:
+        """How hard this commit drove its fragment, for the tape; says so, once, when that is too hard."""
+        drive, outer, lr = merged.drive, self.policy.outer, self.policy.outer.lr_at(step)
+        if drive is None:
+            return {"gain": None, "agreement": None, "lag_cosine": None, "momentum": merged.momentum}
+        gain, enough = drive.gain(lr, merged.momentum), drive.capped(lr, outer.momentum)
+        text = self._drive.committed(fragment, gain, drive.agreement, drive.lag, enough, lr, merged.momentum)
+        if text is not None:
+            log.warning("%s", text)
+        return {"gain": gain, "agreement": drive.agreement, "lag_cosine": drive.lag, "momentum": merged.momentum}
 
     def _broadcast(self, effect: fx.Broadcast) -> None:
         started = clock()

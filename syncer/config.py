@@ -88,7 +88,9 @@ class ScheduleConfig:
 
 @dataclass
 class MergeConfig:
-    delta_correction: str = key(MISSING, rules.word("heloco", "none"), "directional correction before merging")
+    delta_correction: str = key(
+        MISSING, rules.word("heloco", "heloco-normalized", "none"), "directional correction before merging"
+    )
     iso_backend: str = key("torch-svd", rules.word("torch-svd", "scalar"), "who computes the SVD of iso fragments")
     iso_scale: str = key("mean", rules.word("mean", "norm"), "what the flat spectrum of an iso merge is set to")
     device: str = key("auto", rules.device(), "where merging runs; auto = CUDA when present")
@@ -101,6 +103,7 @@ class MergeConfig:
 class OuterConfig:
     lr: Any = key(MISSING, rules.learning_rate(), "Nesterov learning rate, constant or by step")  # noqa: RUF009 (a field)
     momentum: float = key(MISSING, rules.momentum(), "Nesterov momentum")
+    guard: bool | str = key("off", rules.word("off", "cap"), "cap = less momentum where a step would go too far")
 
 
 @dataclass

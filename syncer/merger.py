@@ -20,6 +20,8 @@ from typing import cast
 import torch
 
 from syncer.core import effects as fx
+from syncer.merge.correction import correction_of
+from syncer.merge.gain import Answers, Drive, answers_of
 from syncer.merge.iso import flatten_spectrum
 from syncer.merge.merge import merge_fragment, total_norm
 from syncer.policy import IsoBackend, SyncerPolicy
@@ -39,18 +41,26 @@ MergerEvent = PoolEvent | PoolDrained
 
 @dataclass(slots=True, eq=False)
 class Merged:
-    """One round's merged signed outer gradient and what the work took, the pool's included, in seconds."""
+    """One round's merged signed outer gradient and what the work took, the pool's included, in seconds.
+
+    ``drive`` is None where the answers have no mean direction; ``momentum`` is the coefficient of its commit.
+    """
 
     step: int
     gradient: torch.Tensor
+    answers: Answers | None
     started_at: float
     seconds: float = 0.0
     pending: int = 0  # matrices still with the pool
     norm: float = 0.0
+    drive: Drive | None = None
+    momentum: float = 0.0
 
     def finish(self) -> None:
         """The gradient is whole."""
         self.norm = total_norm(self.gradient)
+        if self.answers is not None:
+            self.drive, self.answers = self.answers.drive(self.gradient), None
         self.seconds = time.monotonic() - self.started_at
 
 
@@ -79,15 +89,17 @@ class Merger:
         started_at = time.monotonic()
         fragment = self._layout.fragments[effect.fragment]
         pooled = self._pool is not None and fragment.mode is MergeMode.ISO
+        gradients = [cast(torch.Tensor, response.gradient) for response in effect.responses]
+        answers = answers_of(gradients, effect.weights, momentum)
         gradient = merge_fragment(
             fragment,
-            [cast(torch.Tensor, response.gradient) for response in effect.responses],
+            gradients,
             effect.weights,
             momentum,
-            correction=self._policy.merge.delta_correction == "heloco",
+            correction=correction_of(self._policy.merge.delta_correction, self._policy.outer.momentum),
             spectrum=_unchanged if pooled else partial(flatten_spectrum, scale=self._policy.merge.iso_scale),
         )
-        merged = self._merged[effect.step] = Merged(effect.step, gradient, started_at)
+        merged = self._merged[effect.step] = Merged(effect.step, gradient, answers, started_at)
         if pooled:
             self._submit(fragment, merged)
             return False

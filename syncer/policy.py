@@ -58,7 +58,7 @@ class SchedulePolicy:
 
 @dataclass(frozen=True, slots=True)
 class MergePolicy:
-    delta_correction: Literal["heloco", "none"] = "heloco"
+    delta_correction: Literal["heloco", "heloco-normalized", "none"] = "heloco"
     iso_backend: IsoBackend = IsoBackend.TORCH_SVD
     iso_scale: IsoScale = IsoScale.MEAN
     device: str = "auto"
@@ -71,6 +71,7 @@ class OuterPolicy:
 
     lr: tuple[tuple[int, float], ...] = ((1, 0.7),)
     momentum: float = 0.5
+    guard: Literal["off", "cap"] = "off"
 
     def lr_at(self, step: int) -> float:
         """The outer learning rate of round ``step``."""

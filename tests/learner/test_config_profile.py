@@ -50,6 +50,9 @@ CONFIGURATIONS = [
     ("merge.iso_scale=norm", "merge.max_norm_ratio=100", "merge.iso_backend=scalar", "merge.device=cpu"),
     ("total_steps=18446744073709551615", "schedule.pipeline=4294967295"),
     ("listen.port=0", "progress=off", "svd.devices=[cpu]", "tape.path=t"),
+    ("outer.guard=cap", "merge.delta_correction=heloco-normalized"),
+    ("outer.guard=off", "merge.delta_correction=none"),
+    ("outer.guard=cap", "outer.lr=[[1,0.7],[50,0.1]]", "merge.delta_correction=heloco-normalized"),
 ]
 
 
@@ -127,6 +130,7 @@ def test_a_configuration_that_lacks_a_key_of_the_record_is_refused_by_it():
         (("mark_final: false", "mark_final: 1"), "checkpoint.mark_final=1: must be true or false"),
         (("lr: 0.7", "lr: [[1, 2, 3]]"), "outer.lr=[[1, 2, 3]]: must be"),
         (("momentum: 0.5", "momentum: ${oc.env:HOME}"), "outer.momentum='${oc.env:HOME}'"),
+        (("guard: 'off'", "guard: warn"), "outer.guard='warn': must be one of off, cap"),
         (("pipeline: 2", "pipeline: 4294967296"), "profile pipeline=4294967296"),
         (("  pipeline: 2", "  pipeline: 2\n  bananas: 3"), "schedule.bananas: unknown to this version"),
         (("learners: 5", "learners: [5"), "not YAML"),
@@ -138,6 +142,11 @@ def test_a_printed_configuration_with_a_wrong_value_is_refused_by_its_key(change
     message = refusal(text.replace(*change))
     assert message.startswith("profile: ")
     assert told in message
+
+
+def test_a_guard_written_without_quotes_is_the_word_it_looks_like():
+    text, expected = printed()
+    assert bound(text.replace("guard: 'off'", "guard: off")) == expected
 
 
 def test_keys_that_do_not_move_the_record_may_be_anything():
@@ -161,6 +170,10 @@ def test_a_mapping_of_fields():
     for heloco, word in ((True, "heloco"), (False, "none")):
         expected = ProfileRecord(learners=5, quorum=3, total_steps=700, heloco=heloco)
         assert bound({"learners": 5, "total_steps": 700, "delta_correction": word}) == expected.hash
+    extensions = {"merge.delta_correction": "heloco-normalized", "outer.guard": "cap"}
+    expected = ProfileRecord(learners=5, quorum=3, total_steps=700, extensions=extensions)
+    given_fields = {"learners": 5, "total_steps": 700, "extensions": {"outer.guard": "cap"}}
+    assert bound(given_fields | {"delta_correction": "heloco-normalized"}) == expected.hash
 
 
 @pytest.mark.parametrize(

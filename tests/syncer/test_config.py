@@ -62,7 +62,7 @@ DOCUMENTED = {
     "schedule.grace_ms": 1000, "schedule.grace_gamma": 0.8, "schedule.grace_tau": 2.0,
     "merge.delta_correction": "???", "merge.iso_backend": "torch-svd",
     "merge.iso_scale": "mean", "merge.device": "auto", "merge.max_norm_ratio": None,
-    "outer.lr": "???", "outer.momentum": "???",
+    "outer.lr": "???", "outer.momentum": "???", "outer.guard": "off",
     "svd.devices": ["auto"], "svd.queue_capacity": 16,
     "svd.startup_timeout_s": 300, "svd.request_timeout_s": 3540, "svd.drain_timeout_s": 3600,
     "checkpoint.path": None, "checkpoint.every": 8, "checkpoint.resume": False, "checkpoint.mark_final": False,
@@ -102,7 +102,7 @@ TABLE = {
     "schedule.grace_ms": MILLISECONDS,
     "schedule.grace_gamma": FACTOR,
     "schedule.grace_tau": FACTOR,
-    "merge.delta_correction": (["heloco", "none"], ["sometimes", "", None]),
+    "merge.delta_correction": (["heloco", "heloco-normalized", "none"], ["sometimes", "heloco_normalized", "", None]),
     "merge.iso_backend": (["torch-svd", "scalar"], ["abacus", "torch_svd", None]),
     "merge.iso_scale": (["mean", "norm"], ["max", 1, None]),
     "merge.max_norm_ratio": ([1 + 1e-9, 10, "100", 1e9, None], [1, 0.5, 0, -2, NAN, INF, 1.1e9, "much", True]),
@@ -114,6 +114,7 @@ TABLE = {
          [[1, 0.7], [U64 + 1, 0.1]], [[1, "x"]], [[1, None]]],
     ),
     "outer.momentum": ([0.0, 0.5, 0.9999], [-1e-9, 1.0, 1.5, 1 - 1e-12, NAN, INF, 1e300, None, True]),
+    "outer.guard": (["off", "cap", False], ["warn", "on", True, None, 1.25]),
     "svd.devices": ([["auto"], ["cuda:0", "cuda:1"], ["cpu", "cpu"]], [[], "cpu", ["gpu"], ["cpu", 3], None]),
     "svd.queue_capacity": ([1, 65536], [0, 65537, 1.5]),
     "svd.startup_timeout_s": SECONDS,
@@ -437,6 +438,7 @@ def test_values_arrive_under_their_names():
     assert found.svd.devices == ("cpu", "cuda:1")
     assert found.session.expected_contract == bytes.fromhex(contract)
     assert found.progress == "off"
+    assert (found.outer.guard, policy(outer__guard="cap").outer.guard) == ("off", "cap")
     assert policy(final__ack_timeout_s=3).final.ack_timeout_s == 3
 
 
@@ -457,7 +459,7 @@ MOVES = {
     "schedule.sync_interval_steps": 25.0, "schedule.min_round_interval_ms": 1, "schedule.grace_ms": 1001,
     "schedule.grace_gamma": 0.9, "schedule.grace_tau": 2.5, "schedule.start_grace_s": 61.0, "schedule.on_loss": "stop",
     "schedule.loss_after_s": 301.0, "merge.delta_correction": "none", "merge.iso_scale": "norm", "outer.lr": 0.8,
-    "merge.max_norm_ratio": 10.0,
+    "merge.max_norm_ratio": 10.0, "outer.guard": "cap",
     "outer.momentum": 0.6, "checkpoint.path": "c", "checkpoint.every": 9, "final.ack_timeout_s": 901,
     "session.require_profile_binding": True,
 }  # fmt: skip
@@ -498,6 +500,20 @@ def test_auto_and_true_are_one_profile(tmp_path):
     ]
     assert records[0] == records[1]
     assert records[0].resume
+
+
+def test_the_normalised_correction_and_the_guard_enter_the_record_as_extensions():
+    """So that the record's own bytes, and the hash of every other v4 peer's configuration, stay what they are."""
+    plain = profile_record(policy())
+    normalized = profile_record(policy(merge__delta_correction="heloco-normalized"))
+    assert normalized.heloco
+    assert normalized.extensions == {"merge.delta_correction": "heloco-normalized"}
+    capped = profile_record(policy(outer__guard="cap", merge__delta_correction="none"))
+    assert not capped.heloco
+    assert capped.extensions == {"outer.guard": "cap"}
+    assert profile_record(policy(outer__guard=False)) == plain
+    assert not plain.extensions
+    assert normalized.encode().startswith(plain.encode())
 
 
 def test_extensions_hold_what_is_not_at_its_default():

@@ -10,8 +10,10 @@ what the syncer printed of it or is told the fields; the record holds them resol
 Keys younger than the record follow it in an extension block, and only those that are not at their defaults, so that
 a plain configuration keeps the hash every other v4 peer computes. The block's keys are the syncer's own:
 
+    merge.delta_correction    "heloco-normalized"; ``heloco`` is then true
     merge.iso_scale           "norm"
     merge.max_norm_ratio      a number
+    outer.guard               "cap"
     outer.lr                  a schedule, as [[first step, value], ...]; its first value is also ``outer_lr``
     schedule.on_loss          "stop"
     schedule.loss_after_s     seconds
@@ -36,6 +38,7 @@ _RECORD_DOMAIN = b"yeto-syncer-semantic-profile-v1\0"
 _EXTENSION_DOMAIN = b"yeto-ext-v1\0"
 _ABSENT = b"\0"
 _TOKENS_SQUARED_PER_STEP = b"\0"  # the one learner weight there is
+_NORMALIZED = "heloco-normalized"
 _INTEGER_MAX = {"<B": 1, "<I": U32_MAX, "<Q": U64_MAX}  # a byte of this record is a yes or a no
 
 
@@ -47,7 +50,7 @@ class ProfileRecord:
         quorum: answers a round needs; never null.
         final_ack_timeout_s: whole seconds; never null (the syncer's own default is its ``quorum_timeout_s``).
         pipeline: as configured, not clamped to the number of fragments.
-        heloco: directional correction of every outer gradient is on.
+        heloco: directional correction of every outer gradient is on, in whatever form.
         outer_lr, outer_momentum: rounded to f32 when encoded.
         checkpoint: a checkpoint path is configured.
         resume: true for ``auto`` as well.
@@ -95,11 +98,14 @@ class ProfileRecord:
     def of_fields(cls, values: Mapping[str, Any]) -> ProfileRecord:
         """A record from its fields by name; what is not given has the syncer's default, and null is resolved.
 
-        ``delta_correction`` ("heloco" or "none") may stand for ``heloco``. Raises ValueError naming the field.
+        ``delta_correction`` (the word) may stand for ``heloco``. Raises ValueError naming the field.
         """
         given = dict(values)
         if "delta_correction" in given:
-            given["heloco"] = _heloco("delta_correction", given.pop("delta_correction"))
+            word = _correction("delta_correction", given.pop("delta_correction"))
+            given["heloco"] = word != "none"
+            if word == _NORMALIZED:
+                given["extensions"] = {**given.get("extensions", {}), "merge.delta_correction": word}
         known = {entry.name: entry.default for entry in fields(cls)} | {"quorum": None, "final_ack_timeout_s": None}
         for name in given:
             if name not in known:
@@ -188,6 +194,9 @@ def record_of(configuration: Mapping[str, Any]) -> ProfileRecord:
     changed = {key: value for key, value in extensions.items() if value != _EXTENSIONS[key][0]}
     if len(schedule) > 1:
         changed["outer.lr"] = schedule
+    if record["heloco"] == _NORMALIZED:
+        changed["merge.delta_correction"] = _NORMALIZED
+    record["heloco"] = record["heloco"] != "none"
     return ProfileRecord(**record, extensions=changed)
 
 
@@ -255,8 +264,13 @@ def _one_of(*words: str) -> Callable[[str, Any], str]:
     return parse
 
 
-def _heloco(key: str, value: Any) -> bool:
-    return _one_of("heloco", "none")(key, value) == "heloco"
+def _correction(key: str, value: Any) -> str:
+    return _one_of("heloco", _NORMALIZED, "none")(key, value)
+
+
+def _guard(key: str, value: Any) -> str:
+    """YAML reads a bare ``off`` as false."""
+    return _one_of("off", "cap")(key, "off" if value is False else value)
 
 
 def _resume(key: str, value: Any) -> bool:
@@ -291,7 +305,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "pipeline": ("schedule.pipeline", _whole),
     "min_round_interval_ms": ("schedule.min_round_interval_ms", _whole),
     "sync_interval_steps": ("schedule.sync_interval_steps", _real),
-    "heloco": ("merge.delta_correction", _heloco),
+    "heloco": ("merge.delta_correction", _correction),
     "quorum_timeout_s": ("schedule.quorum_timeout_s", _whole),
     "final_ack_timeout_s": ("final.ack_timeout_s", _or_null(_whole)),
     "outer_lr": ("outer.lr", _rate),
@@ -306,6 +320,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
 _EXTENSIONS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {  # key -> (default, parser)
     "merge.iso_scale": ("mean", _one_of("mean", "norm")),
     "merge.max_norm_ratio": (None, _or_null(_real)),
+    "outer.guard": ("off", _guard),
     "schedule.on_loss": ("continue", _one_of("continue", "stop")),
     "schedule.loss_after_s": (300.0, _real),
     "schedule.start_grace_s": (60.0, _real),

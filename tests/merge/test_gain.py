@@ -1,0 +1,205 @@
+"""The gain of an outer step, what the answers say of each other, and the momentum that keeps the gain at its limit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.merging import aligned_gain
+from syncer.merge import merge_fragment, nesterov_step
+from syncer.merge.gain import BLOCK, GAIN_LIMIT, Answers, Drive, answers_of, outer_momentum, sampled
+from yeto_torch.protocol.constants import MergeMode
+from yeto_torch.protocol.layout import WireFragment
+
+E0, E1 = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 1.0, 0.0])
+
+
+def rounds(gradients, lr, mu, guard="off"):
+    """Gains and momenta of one learner's rounds under plain averaging, by the product's functions."""
+    params, momentum = torch.zeros_like(gradients[0]), torch.zeros_like(gradients[0])
+    found = []
+    for gradient in gradients:
+        answers = answers_of([gradient], [2.0], momentum)
+        drive = answers.drive(gradient)
+        used = outer_momentum(guard, drive, lr, mu)
+        nesterov_step(params, momentum, gradient, lr, used)
+        found.append((drive.gain(lr, used), used, drive.lag))
+    return found
+
+
+@pytest.mark.parametrize(("lr", "mu"), [(1.0, 0.0), (0.7, 0.5), (0.7, 0.9), (0.1, 0.99)])
+def test_closed_forms_of_the_gain(lr, mu):
+    many = math.ceil(math.log(1e-9) / math.log(mu)) if mu else 2  # until the momentum is what it will be
+    steady = rounds([E0] * many, lr, mu)
+    assert steady[0][0] == pytest.approx(lr * (1 + mu))
+    assert steady[-1][0] == pytest.approx(lr / (1 - mu), rel=1e-5)
+    assert steady[0][2] is None
+    assert steady[-1][2] == pytest.approx(1.0)
+    alternating = rounds([E0, -E0] * many, lr, mu)
+    assert alternating[-1][0] == pytest.approx(lr * (1 + 2 * mu) / (1 + mu), rel=1e-5)
+    assert alternating[-1][2] == pytest.approx(-1.0)
+    orthogonal = rounds(list(torch.eye(many)), lr, mu)
+    assert [gain for gain, _, _ in orthogonal] == pytest.approx([lr * (1 + mu)] * many)
+    assert orthogonal[-1][2] == 0.0
+
+
+vectors = st.integers(0, 2**32)
+rates, momenta = st.floats(0.01, 2.0), st.floats(0.0, 0.999)
+
+
+def a_round(seed, members, mode=MergeMode.RDA, numel=60):
+    """(fragment, gradients, weights, momentum), with directions in common."""
+    rng = torch.Generator().manual_seed(seed)
+    common = torch.randn(numel, generator=rng)
+    gradients = [torch.randn(numel, generator=rng) + common for _ in range(members)]
+    momentum = torch.randn(numel, generator=rng) + torch.randn(1, generator=rng) * common
+    weights = (torch.rand(members, generator=rng) + 0.1).tolist()
+    return WireFragment(mode, (numel // 3, numel - numel // 3)), gradients, weights, momentum
+
+
+@given(vectors, st.integers(1, 5), st.sampled_from([MergeMode.AVG, MergeMode.RDA]), rates, momenta)
+def test_the_gain_is_that_of_the_step_the_state_makes(seed, members, mode, lr, mu):
+    """Reckoned from the parameters themselves, as the experiments have it."""
+    fragment, gradients, weights, momentum = a_round(seed, members, mode)
+    merged = merge_fragment(fragment, gradients, weights, momentum, correction=True)
+    gain = answers_of(gradients, weights, momentum).drive(merged).gain(lr, mu)
+    params = torch.zeros_like(momentum)
+    nesterov_step(params, momentum, merged, lr, mu)
+    assert gain == pytest.approx(aligned_gain(params, gradients, weights), rel=1e-4, abs=1e-5)
+
+
+@given(vectors, st.integers(1, 6))
+def test_looking_changes_nothing(seed, members):
+    _, gradients, weights, momentum = a_round(seed, members)
+    kept = [part.clone() for part in (*gradients, momentum)]
+    answers = answers_of(gradients, weights, momentum)
+    answers.drive(gradients[0])
+    assert all(torch.equal(a, b) for a, b in zip((*gradients, momentum), kept, strict=True))
+    assert 0 <= answers.agreement <= 1 + 1e-12
+    assert abs(answers.lag) <= 1 + 1e-12
+
+
+def test_agreement_of_equal_orthogonal_and_opposed_answers():
+    zero = torch.zeros(3)
+    assert answers_of([E0, 3 * E0], [1.0, 5.0], zero).agreement == pytest.approx(1.0)
+    assert answers_of([E0, E1], [1.0, 1.0], zero).agreement == pytest.approx(1 / math.sqrt(2))
+    assert answers_of([2 * E0, -E0], [1.0, 1.0], zero).agreement == pytest.approx(1 / 3)
+    assert answers_of([E0, E1], [1.0, 0.0], zero).agreement == pytest.approx(1.0), "no weight, no say"
+
+
+@pytest.mark.parametrize(
+    ("gradients", "weights"), [([E0, -E0], [1.0, 1.0]), ([torch.zeros(3)], [1.0]), ([E0], [0.0]), ([], [])], ids=str
+)
+def test_a_round_without_a_direction_has_no_gain(gradients, weights):
+    assert answers_of(gradients, weights, E0) is None
+    assert outer_momentum("cap", None, 0.7, 0.9) == 0.9
+
+
+@given(st.floats(-50, 50), st.floats(-50, 50), st.floats(1e-3, 10.0), momenta, st.floats(0.05, 5.0))
+def test_the_cap_is_the_largest_momentum_within_the_limit(along, carried, lr, mu, limit):
+    drive = Drive(along, carried, 1.0, 0.0)
+    capped = drive.capped(lr, mu, limit)
+    assert 0 <= capped <= mu
+    if drive.gain(lr, mu) <= limit:
+        assert capped == mu
+        return
+    if drive.gain(lr, 0.0) > limit:
+        assert capped == 0.0
+        return
+    slack = 1e-9 * lr * (abs(along) + abs(carried))
+    assert drive.gain(lr, capped) <= limit + slack
+    for share in range(1, 20):  # nothing between it (and its rounding) and mu would have done
+        other = capped + 1 / 4096 + (mu - capped - 1 / 4096) * share / 20
+        if other > capped + 1 / 4096:
+            assert drive.gain(lr, other) > limit - slack
+
+
+def test_a_steady_direction_ends_at_the_momentum_whose_gain_is_the_limit():
+    """mu' = 1 - lr / limit, whatever mu was asked for; in a regime without overdrive it stays what it is."""
+    for mu in (0.6, 0.9, 0.99):
+        gain, used, _ = rounds([E0] * 200, 0.7, mu, "cap")[-1]
+        assert used == pytest.approx(1 - 0.7 / GAIN_LIMIT, abs=2e-3)
+        assert GAIN_LIMIT - 0.01 < gain <= GAIN_LIMIT + 1e-6
+    assert {used for _, used, _ in rounds([E0, -E0] * 20, 0.6, 0.9, "cap")} == {0.9}
+    assert {used for _, used, _ in rounds(list(torch.eye(20)), 0.6, 0.9, "cap")} == {0.9}
+
+
+def test_a_rate_that_is_too_large_by_itself_is_left_without_momentum():
+    found = rounds([E0] * 5, 2.0, 0.9, "cap")
+    assert [used for _, used, _ in found] == [0.0] * 5
+    assert [gain for gain, _, _ in found] == pytest.approx([2.0] * 5)
+
+
+def test_off_is_the_momentum_that_was_asked_for_to_the_bit():
+    drive = Drive(10.0, 10.0, 1.0, 1.0)
+    assert outer_momentum("off", drive, 0.7, 1 / 3) == 1 / 3
+    assert outer_momentum("cap", drive, 0.7, 1 / 3) == 0.0
+
+
+def test_giants_and_the_faint_have_a_finite_gain():
+    faint, giant = torch.full((3,), 1e-45), torch.full((3,), 2.0**100)
+    drive = answers_of([faint], [1.0], giant).drive(giant)
+    assert math.isfinite(drive.gain(0.7, 0.9))
+    assert drive.capped(0.7, 0.9) == 0.0
+    assert answers_of([giant], [1.0], faint).drive(giant).gain(0.7, 0.9) == pytest.approx(0.7 * 1.9)
+
+
+# ---------------------------------------------------------------- what is looked at
+
+
+@pytest.mark.parametrize("numel", [1, 5, 16 * BLOCK])
+def test_a_small_fragment_is_looked_at_whole(numel):
+    values = torch.arange(numel, dtype=torch.float32)
+    assert torch.equal(sampled(values), values.double())
+    assert sampled(values).data_ptr() != values.data_ptr()
+
+
+@pytest.mark.parametrize("numel", [16 * BLOCK + 1, 100_003, 1_500_000, 1 << 22, (1 << 22) + 1, 9_999_991])
+def test_of_a_large_one_fixed_blocks_spread_evenly(numel):
+    found = sampled(torch.arange(numel, dtype=torch.float32).remainder_(1 << 23)).long()
+    blocks = found.view(-1, BLOCK)
+    assert 16 * BLOCK <= len(found) <= min(numel, 64 * BLOCK)
+    assert len(found) == 16 * BLOCK or len(found) * 64 <= numel
+    if numel < 1 << 23:  # f32 still counts by one
+        assert torch.equal(blocks - blocks[:, :1], torch.arange(BLOCK).expand_as(blocks))
+        gaps = blocks[1:, 0] - blocks[:-1, 0]
+        assert gaps.min() == gaps.max() >= BLOCK
+        assert blocks[0, 0] == 0
+        assert numel - BLOCK - blocks[-1, 0] < len(blocks)
+
+
+def test_the_sample_tells_what_the_whole_would():
+    """Tensors of unlike size and scale, as a model has them."""
+    rng = torch.Generator().manual_seed(3)
+    numel = 3_000_000
+    scale = torch.cat([torch.full((size,), 10.0**-k) for k, size in enumerate((500_000, 1_500_000, 1_000_000))])
+    common = torch.randn(numel, generator=rng) * scale
+    gradients = [common + torch.randn(numel, generator=rng) * scale for _ in range(3)]
+    momentum = 2 * common + torch.randn(numel, generator=rng) * scale
+    fragment = WireFragment(MergeMode.RDA, (500_000, 1_500_000, 1_000_000))
+    merged = merge_fragment(fragment, gradients, [1.0, 2.0, 3.0], momentum, correction=False)
+    drive = answers_of(gradients, [1.0, 2.0, 3.0], momentum).drive(merged)
+    params, before = torch.zeros(numel), momentum.clone()
+    nesterov_step(params, momentum, merged, 0.7, 0.9)
+    assert drive.gain(0.7, 0.9) == pytest.approx(aligned_gain(params, gradients, [1.0, 2.0, 3.0]), rel=0.02)
+    mean = sum(w / 6 * g.double() for w, g in zip((1.0, 2.0, 3.0), gradients, strict=True))
+    assert drive.lag == pytest.approx(float(mean @ before.double() / mean.norm() / before.double().norm()), abs=0.02)
+
+
+def test_equal_rounds_have_equal_bits_wherever_they_lie():
+    """A resumed run holds the same values at other places in memory."""
+    fragment, gradients, weights, momentum = a_round(7, 3, numel=40_000)
+    merged = merge_fragment(fragment, gradients, weights, momentum, correction=True)
+    first = answers_of(gradients, weights, momentum).drive(merged)
+    for offset in (1, 3):
+
+        def moved(values, offset=offset):
+            return torch.cat([torch.zeros(offset), values])[offset:]
+
+        again = answers_of([moved(g) for g in gradients], weights, moved(momentum))
+        assert isinstance(again, Answers)
+        assert again.drive(moved(merged)) == first
