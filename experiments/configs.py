@@ -13,7 +13,8 @@ from typing import Any
 
 MERGES = ("avg", "avg-norm", "rda", "iso-mean", "iso-norm")
 WIRES = ("f32", "bf16", "q4", "q2")
-CORRECTIONS = ("heloco", "none")
+CORRECTIONS = ("heloco", "heloco-normalized", "none")
+GUARDS = ("off", "cap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Fleet:
         _require("merge", self.merge, self.merge in MERGES, f"one of {', '.join(MERGES)}")
         _require("wire", self.wire, self.wire in WIRES, f"one of {', '.join(WIRES)}")
         _require("correction", self.correction, self.correction in CORRECTIONS, f"one of {', '.join(CORRECTIONS)}")
-        _require("guard", self.guard, self.guard == "off", "off")
+        _require("guard", self.guard, self.guard in GUARDS, f"one of {', '.join(GUARDS)}")
         whole = self.interval >= 1 and self.interval % self.fragments == 0
         _require("interval", self.interval, whole, f"a multiple of the {self.fragments} fragments")
         for name in ("delays", "speeds"):

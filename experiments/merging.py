@@ -14,7 +14,8 @@ from torch import Tensor
 
 from experiments.codecs import decode_answer
 from experiments.configs import Fleet
-from syncer.merge import flatten_spectrum, merge_fragment
+from syncer.merge import correction_of, flatten_spectrum, merge_fragment
+from syncer.merge.gain import answers_of, outer_momentum
 from syncer.policy import IsoScale
 from yeto_torch.fragments import build_layout
 from yeto_torch.protocol.constants import MergeMode
@@ -36,17 +37,26 @@ def outer_gradient(
     """The merged signed outer gradient [numel] f32 of one round; arguments as of ``merge_fragment``."""
     scale = IsoScale.NORM if fleet.merge == "iso-norm" else IsoScale.MEAN
     spectrum = partial(flatten_spectrum, scale=scale)
-    arguments = (gradients, weights, momentum)
-    merged = merge_fragment(fragment, *arguments, correction=fleet.correction == "heloco", spectrum=spectrum)
+    arguments, correction = (gradients, weights, momentum), correction_of(fleet.correction, fleet.momentum)
+    merged = merge_fragment(fragment, *arguments, correction=correction, spectrum=spectrum)
     if fleet.merge == "avg-norm":
-        radial = merge_fragment(
-            replace(fragment, mode=MergeMode.RDA), *arguments, correction=fleet.correction == "heloco"
-        )
+        radial = merge_fragment(replace(fragment, mode=MergeMode.RDA), *arguments, correction=correction)
         for part, model in zip(merged.split(fragment.numels), radial.split(fragment.numels), strict=True):
             length = part.double().norm()
             if length > 0:
                 part.mul_(float(model.double().norm() / length))
     return merged
+
+
+def momentum_coefficient(
+    fleet: Fleet, gradients: Sequence[Tensor], weights: Sequence[float], momentum: Tensor, merged: Tensor
+) -> float:
+    """That of the round's outer step: the fleet's, or less under its guard; ``merged`` is the outer gradient."""
+    if fleet.guard == "off":
+        return fleet.momentum
+    answers = answers_of(gradients, weights, momentum)
+    drive = None if answers is None else answers.drive(merged)
+    return outer_momentum(fleet.guard, drive, fleet.lr, fleet.momentum)
 
 
 def decoded(fleet: Fleet, fragment: WireFragment, payloads: Sequence[memoryview]) -> list[Tensor]:

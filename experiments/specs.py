@@ -92,7 +92,7 @@ def arms_e6(scale: Scale) -> list[Arm]:
         for h in (8, 24, 80)
         for lr, mu in OUTER
     ]
-    return regime + _stale() + _uneven()
+    return regime + _stale() + _uneven() + _guarded()
 
 
 def _stale() -> list[Arm]:
@@ -119,6 +119,21 @@ def _uneven() -> list[Arm]:
         ),
         Arm("M = 4, three leave for good at half", fleet_at(4, 24, absences=tuple((i, 240, 10**9) for i in (1, 2, 3)))),
     ]
+
+
+def _guarded() -> list[Arm]:
+    """The gain guard and the normalised correction, each alone, beside arms of the map that differ in nothing else."""
+    kinds = {"cap": {"guard": "cap"}, "heloco-normalized": {"correction": "heloco-normalized"}}
+    out = [
+        Arm(f"H = {h}, lr {lr:g}, momentum {mu:g}, {said}", fleet_at(2, h, lr=lr, momentum=mu, **kind))
+        for said, kind in kinds.items()
+        for h in (8, 24)
+        for lr, mu in ((0.7, 0.5), (0.7, 0.9))
+    ]
+    late = kinds["heloco-normalized"]
+    out.append(Arm("M = 4, one s = 1, heloco-normalized", fleet_at(4, 24, delays=(0, 0, 0, 24), **late)))
+    out.append(Arm("M = 4, all s = 1, heloco-normalized", fleet_at(4, 24, delays=(24,) * 4, **late)))
+    return out
 
 
 ARMS: dict[str, tuple[Callable[[Scale], list[Arm]], Sequence[int]]] = {

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from experiments.codecs import answer_dtype, bulk_of, encode_answer
 from experiments.configs import Fleet
-from experiments.merging import aligned_gain, decoded, outer_gradient
+from experiments.merging import aligned_gain, decoded, momentum_coefficient, outer_gradient
 from syncer.merge import learner_weight
 from syncer.planning.network import framed_bytes
 from syncer.state import GlobalState
@@ -197,9 +197,11 @@ class World:
         layout = self._layout.wire.fragments[fragment]
         gradients = decoded(self._fleet, layout, [answer.data for answer in answers])
         weights = [learner_weight(answer.c_tokens, answer.c_steps) for answer in answers]
-        merged = outer_gradient(self._fleet, layout, gradients, weights, self.state.momentum(fragment))
+        momentum = self.state.momentum(fragment)
+        merged = outer_gradient(self._fleet, layout, gradients, weights, momentum)
+        mu = momentum_coefficient(self._fleet, gradients, weights, momentum, merged)
         before = self.state.params(fragment).clone()
-        self.state.commit(answered.step, fragment, merged, self._fleet.lr, self._fleet.momentum)
+        self.state.commit(answered.step, fragment, merged, self._fleet.lr, mu)
         self.gains[fragment].append(aligned_gain(self.state.params(fragment) - before, gradients, weights))
         self.nbytes += sum(framed_bytes(PUSH_HEAD + answer.data.nbytes) for answer in answers)
         self._send(fragment)

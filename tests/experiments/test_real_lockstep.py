@@ -102,20 +102,24 @@ def in_the_world(task, fleet):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("wire", "merge", "options"),
+    ("wire", "merge", "options", "outer"),
     [
-        ("f32", "rda", {}),
-        ("bf16", "rda", {}),
-        ("q4", "rda", {}),
-        ("f32", "iso-norm", {"matrix_merge": "iso"}),
+        ("f32", "rda", {}, {}),
+        ("bf16", "rda", {}, {}),
+        ("q4", "rda", {}, {}),
+        ("f32", "iso-norm", {"matrix_merge": "iso"}, {}),
+        ("bf16", "rda", {}, {"momentum": 0.9, "guard": "cap", "correction": "heloco-normalized"}),
     ],
 )
-def test_the_world_ends_with_the_bits_of_real_processes(processes, wire, merge, options):
-    task = Characters(seed=5)
+def test_the_world_ends_with_the_bits_of_real_processes(processes, wire, merge, options, outer):
+    task, fleet = Characters(seed=5), Fleet(LEARNERS, FRAGMENTS, FRAGMENTS, wire, merge, **outer)
     syncer = processes.syncer(
         "preset=lockstep",
         "merge.iso_backend=scalar",
         "merge.iso_scale=norm",
+        f"merge.delta_correction={fleet.correction}",
+        f"outer.momentum={fleet.momentum}",
+        f"outer.guard={fleet.guard}",
         "checkpoint.path=null",
         "final.state_path=null",
         learners=LEARNERS,
@@ -125,13 +129,15 @@ def test_the_world_ends_with_the_bits_of_real_processes(processes, wire, merge, 
         RealLearner(syncer.address, number, task, wire_dtype=wire, run_id="lockstep", **options)
         for number in range(LEARNERS)
     ]
-    expected, start = in_the_world(task, Fleet(LEARNERS, FRAGMENTS, FRAGMENTS, wire, merge))
+    expected, start = in_the_world(task, fleet)
     for learner in learners:
         learner.join(WAIT_S)
         assert learner.error is None, learner.error
         assert not learner.is_alive()
     assert syncer.wait() == 0
-    assert [len(line["responders"]) for line in syncer.merges()] == [LEARNERS] * ROUNDS
+    lines = syncer.merges()
+    assert [len(line["responders"]) for line in lines] == [LEARNERS] * ROUNDS
+    assert (min(line["momentum"] for line in lines) < fleet.momentum) == (fleet.guard == "cap")
     for learner in learners:
         for name, value in learner.model.state_dict().items():
             assert torch.equal(value, expected[name]), f"learner {learner.number}, {name}"

@@ -8,9 +8,12 @@ from torch import nn
 
 from experiments.codecs import decode_answer, encode_answer
 from experiments.configs import Fleet, Training, key_of, plain, training
-from experiments.merging import aligned_gain, layout_for
+from experiments.merging import aligned_gain, layout_for, outer_gradient
 from experiments.world import Learner, World
+from syncer.merge.gain import GAIN_LIMIT
 from yeto_torch.fragments import bind
+from yeto_torch.protocol.constants import MergeMode
+from yeto_torch.protocol.layout import WireFragment
 
 TARGETS = torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.1, -1.0]])
 
@@ -104,6 +107,36 @@ def test_plain_averaging_has_gain_one_and_momentum_more():
     assert aligned_gain(m, [torch.zeros(2)], [1.0]) == 0.0
 
 
+def test_under_the_guard_no_step_goes_beyond_the_limit_and_without_need_nothing_changes():
+    def gains(**outer):
+        world, _ = fleet_of(Fleet(2, 4, 2, "f32", "avg", correction="none", **outer))
+        for _ in range(40):
+            world.tick()
+        return [gain for fragment in world.gains for gain in fragment], world.final()
+
+    free, _ = gains(lr=0.7, momentum=0.9)
+    capped, _ = gains(lr=0.7, momentum=0.9, guard="cap")
+    assert max(free) > 2 * GAIN_LIMIT
+    assert max(capped) == pytest.approx(GAIN_LIMIT, rel=1e-3)
+    needless, same = gains(lr=0.7, momentum=0.3, guard="cap")
+    assert max(needless) < GAIN_LIMIT
+    assert all(torch.equal(a, b) for a, b in zip(same, gains(lr=0.7, momentum=0.3)[1], strict=True))
+
+
+def test_each_correction_merges_otherwise_where_answers_oppose_the_momentum():
+    layout = WireFragment(MergeMode.RDA, (3,))
+    momentum, gradients = torch.tensor([10.0, 0.0, 0.0]), [torch.tensor([-1.0, 1.0, 0.0])]
+
+    def merged(correction, merge="rda"):
+        fleet = Fleet(1, 4, 2, "f32", merge, correction=correction, momentum=0.9)
+        return outer_gradient(fleet, layout, gradients, [1.0], momentum)[0]
+
+    for merge in ("rda", "avg-norm"):
+        found = [float(merged(word, merge)) for word in ("none", "heloco", "heloco-normalized")]
+        assert found == sorted(found)
+        assert len(set(found)) == 3
+
+
 def test_a_slow_learner_holds_a_round_up_until_its_boundary():
     world, _ = fleet_of(Fleet(2, 2, 2, "f32", "avg", speeds=(1.0, 0.25)))
     merged = []
@@ -167,6 +200,8 @@ def test_a_configuration_is_its_name():
         ({"interval": 25}, "interval=25: must be a multiple of the 4 fragments"),
         ({"merge": "sum"}, "merge='sum': must be one of avg"),
         ({"wire": "f16"}, "wire='f16': must be one of"),
+        ({"correction": "some"}, "correction='some': must be one of heloco, heloco-normalized, none"),
+        ({"guard": "warn"}, "guard='warn': must be one of off, cap"),
         ({"speeds": (1.0,)}, "must be one value for each of 2"),
         ({"speeds": (1.0, 2.0)}, "must be above 0 and at most 1"),
     ],
