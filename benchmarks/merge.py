@@ -14,7 +14,8 @@ import torch
 from benchmarks.harness import Figure, Size, Target, alternate, both, ratios, seconds
 from benchmarks.model import millions
 from benchmarks.stage import Launch, launch
-from syncer.merge import merge_fragment, nesterov_step, total_norm
+from syncer.merge import merge_and_measure, nesterov_step
+from syncer.merge.nesterov import Bounds
 from yeto_torch.protocol.constants import MergeMode
 from yeto_torch.protocol.layout import WireFragment
 
@@ -42,14 +43,14 @@ class Round:
             for _ in range(members)
         ]
         self.weights = [float(100 + member) for member in range(members)]
+        self.bounds = Bounds()
         self.params, self.momentum = torch.zeros_like(self.gradients[0]), direction.clone().to(device)
 
     def step(self, mode: str, correction: bool) -> None:
         """What the syncer does for a round: merge, the tape's norm, the outer step."""
         fragment = WireFragment(MergeMode[mode.upper()], self.numels)
-        merged = merge_fragment(fragment, self.gradients, self.weights, self.momentum, correction=correction)
-        total_norm(merged)
-        nesterov_step(self.params, self.momentum, merged, 0.7, 0.5)
+        merged, norm = merge_and_measure(fragment, self.gradients, self.weights, self.momentum, correction=correction)
+        nesterov_step(self.params, self.momentum, merged, 0.7, 0.5, self.bounds, norm)
 
 
 def measure(size: Size, _start: Launch = launch) -> Iterator[Figure]:

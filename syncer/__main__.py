@@ -16,6 +16,10 @@ from syncer.arguments import parse
 
 log = logging.getLogger("syncer")
 
+# Before numpy is imported: its BLAS would spread the sums of a merge over threads, which spin for milliseconds behind
+# every one, on cores that others need, and add up in another order for every number of cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 _DESCRIPTION = "The coordinator of a fleet of learners. Required: learners=M total_steps=T."
 
 

@@ -23,7 +23,7 @@ from syncer.core import effects as fx
 from syncer.merge.correction import correction_of
 from syncer.merge.gain import Answers, Drive, answers_of
 from syncer.merge.iso import flatten_spectrum
-from syncer.merge.merge import merge_fragment, total_norm
+from syncer.merge.merge import merge_and_measure, total_norm
 from syncer.policy import IsoBackend, SyncerPolicy
 from syncer.svd.pool import Delivered, Poisoned, PoolEvent, SvdPool
 from yeto_torch.protocol.constants import MergeMode
@@ -58,7 +58,6 @@ class Merged:
 
     def finish(self) -> None:
         """The gradient is whole."""
-        self.norm = total_norm(self.gradient)
         if self.answers is not None:
             self.drive, self.answers = self.answers.drive(self.gradient), None
         self.seconds = time.monotonic() - self.started_at
@@ -91,7 +90,7 @@ class Merger:
         pooled = self._pool is not None and fragment.mode is MergeMode.ISO
         gradients = [cast(torch.Tensor, response.gradient) for response in effect.responses]
         answers = answers_of(gradients, effect.weights, momentum)
-        gradient = merge_fragment(
+        gradient, norm = merge_and_measure(
             fragment,
             gradients,
             effect.weights,
@@ -99,7 +98,7 @@ class Merger:
             correction=correction_of(self._policy.merge.delta_correction, self._policy.outer.momentum),
             spectrum=_unchanged if pooled else partial(flatten_spectrum, scale=self._policy.merge.iso_scale),
         )
-        merged = self._merged[effect.step] = Merged(effect.step, gradient, answers, started_at)
+        merged = self._merged[effect.step] = Merged(effect.step, gradient, answers, started_at, norm=norm)
         if pooled:
             self._submit(fragment, merged)
             return False
@@ -116,6 +115,7 @@ class Merger:
                 place.copy_(matrix)
                 merged.pending -= 1
                 if merged.pending == 0:
+                    merged.norm = total_norm(merged.gradient)
                     merged.finish()
                     return merged.step
         return None

@@ -3,7 +3,7 @@
 from syncer.merge.correction import correction_of
 from syncer.merge.intake import decode_gradient
 from syncer.merge.iso import Spectrum, flatten_spectrum
-from syncer.merge.merge import merge_fragment, total_norm
+from syncer.merge.merge import merge_and_measure, merge_fragment, total_norm
 from syncer.merge.nesterov import nesterov_step
 from syncer.merge.weights import learner_weight
 from syncer.policy import IsoScale
@@ -15,6 +15,7 @@ __all__ = [
     "decode_gradient",
     "flatten_spectrum",
     "learner_weight",
+    "merge_and_measure",
     "merge_fragment",
     "nesterov_step",
     "total_norm",

@@ -13,14 +13,16 @@ from syncer.merge import pieces
 from syncer.merge.weights import total_weight
 
 
-def average(gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> Tensor:
+def average(gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> float:
     """``out = sum of f32(w / W) * d`` over the members, in their order.
 
     Args:
         gradients: one [n] f32 per member; read once each, in order. See ``weighted_sum`` for what a list may save.
         weights: one f64 per member, their sum positive.
-        out: [n] f32 on the same device, overwritten and returned.
+        out: [n] f32 on the same device, overwritten.
+
+    Returns:
+        The norm of ``out``, in f64.
     """
     whole = total_weight(weights)
-    pieces.weighted_sum(out, gradients, [weight / whole for weight in weights])
-    return out
+    return pieces.weighted_sum(out, gradients, [weight / whole for weight in weights])

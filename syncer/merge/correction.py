@@ -14,10 +14,10 @@ Source: protocol v4, "Optional directional correction"; the normalised one is ou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
-import torch
 from torch import Tensor
 
 from syncer.merge import pieces
@@ -91,6 +91,11 @@ class Corrected(Sequence[Tensor]):
         return _turn(gradient, self._momentum, ((1.0 - blend) / a, blend / b, a), self._room)
 
     @property
+    def norms(self) -> list[float]:
+        """Of the gradients as they came."""
+        return [norm for norm, _ in self._alignments]
+
+    @property
     def is_idle(self) -> bool:
         """Do all gradients stay as they are?"""
         return all(self._cosine(index) is None for index in range(len(self)))
@@ -104,22 +109,26 @@ class Corrected(Sequence[Tensor]):
         return cosine if cosine < ALIGNED_COSINE else None
 
 
+@pieces.unheeded
 def _add_momentum(gradient: Tensor, momentum: Tensor, factor: float, out: Tensor) -> Tensor:
     """``d + f32(factor) * m``, product and sum rounded to f32 each."""
     for target, d, m in pieces.pieces(out, gradient, momentum):
-        pieces.product(m, factor, target).add_(d)
+        pieces.library(target).add(pieces.product(m, factor, target), d, out=target)
     return out
 
 
+@pieces.unheeded
 def _turn(gradient: Tensor, momentum: Tensor, factors: tuple[float, float, float], out: Tensor) -> Tensor:
     """``t = along * d + towards * m`` in f64, rounded to f32 and scaled to ``length`` by one f32 factor."""
     along, towards, length = factors
-    room, other = pieces.scratch(out, torch.float64), pieces.scratch(out, torch.float64)
-    square = torch.zeros((), dtype=torch.float64, device=out.device)
+    room, other = pieces.Wide(out), pieces.Wide(out)
+    square: Any = 0.0
     for target, d, m in pieces.pieces(out, gradient, momentum):
-        t = room[: d.numel()].copy_(d).mul_(along)
-        t += other[: m.numel()].copy_(m).mul_(towards)
-        square += torch.dot(t, t)
-        target.copy_(t)
-    pieces.scale(out, length / max(float(square.sqrt()), MIN_NORM))
+        t, turning = room.load(d), other.load(m)
+        t *= along
+        turning *= towards
+        t += turning
+        square += pieces.dot(t, t)
+        target[:] = t
+    pieces.scale(out, length / max(math.sqrt(float(square)), MIN_NORM))
     return out

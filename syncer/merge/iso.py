@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch documents it, its type information does not
 
+from syncer.merge import pieces
 from syncer.merge.average import average
 from syncer.policy import IsoScale
 from yeto_torch.protocol.errors import RunError
@@ -60,14 +61,18 @@ def isotropic_average(
     dims: tuple[int, int],
     out: Tensor,
     spectrum: Spectrum = flatten_spectrum,
-) -> Tensor:
+) -> float:
     """``out = spectrum(average)`` of a matrix tensor.
 
     Args:
         gradients: one [rows * cols] f32 per member, row-major.
         weights: one f64 per member, their sum positive.
         dims: (rows, cols).
-        out: [rows * cols] f32 on the same device, overwritten and returned.
+        out: [rows * cols] f32 on the same device, overwritten.
+
+    Returns:
+        The norm of ``out``, in f64.
     """
-    matrix = average(gradients, weights, out).view(dims)
-    return out.copy_(spectrum(matrix).reshape(-1))
+    average(gradients, weights, out)
+    out.copy_(spectrum(out.view(dims)).reshape(-1))
+    return pieces.norm(out)

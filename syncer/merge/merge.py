@@ -8,6 +8,7 @@ Source: protocol v4, "Avg computes ...", and the merge modes of HELLO.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -32,6 +33,19 @@ def merge_fragment(
     correction: float,
     spectrum: Spectrum = flatten_spectrum,
 ) -> Tensor:
+    """The merged signed outer gradient of a fragment: the first of what ``merge_and_measure`` returns."""
+    return merge_and_measure(fragment, gradients, weights, momentum, correction=correction, spectrum=spectrum)[0]
+
+
+def merge_and_measure(
+    fragment: WireFragment,
+    gradients: Sequence[Tensor],
+    weights: Sequence[float],
+    momentum: Tensor,
+    *,
+    correction: float,
+    spectrum: Spectrum = flatten_spectrum,
+) -> tuple[Tensor, float]:
     """The merged signed outer gradient of a fragment.
 
     Args:
@@ -45,7 +59,7 @@ def merge_fragment(
         spectrum: the SVD backend for iso.
 
     Returns:
-        A fresh [numel] f32 tensor on the same device.
+        A fresh [numel] f32 tensor on the same device, and its norm in f64: the tape's ``gnorm``.
 
     Raises:
         LocalError: sizes that do not match.
@@ -55,26 +69,29 @@ def merge_fragment(
         raise LocalError(f"merge: {len(gradients)} gradients and {len(weights)} weights for {fragment.numel} values")
     merged = pieces.empty_like(momentum)
     if not total_weight(weights) > 0:
-        return merged.zero_()
+        return merged.zero_(), 0.0
     room = pieces.empty_like(momentum[: max(fragment.numels)])
     end = 0
+    lengths = []
     for index, numel in enumerate(fragment.numels):
         tensor = slice(end, end := end + numel)
         parts: Sequence[Tensor] = [gradient[tensor] for gradient in gradients]
+        norms = None
         if correction:
             corrected = Corrected(parts, momentum[tensor], room[:numel], correction)
-            parts = parts if corrected.is_idle else corrected
+            parts, norms = (parts, corrected.norms) if corrected.is_idle else (corrected, None)
         out = merged[tensor]
         match fragment.mode:
             case MergeMode.AVG:
-                average(parts, weights, out)
+                length = average(parts, weights, out)
             case MergeMode.RDA:
-                radial_directional_average(parts, weights, out)
+                length = radial_directional_average(parts, weights, out, norms)
             case MergeMode.ISO:
-                isotropic_average(parts, weights, fragment.dims[index], out, spectrum)
-    return merged
+                length = isotropic_average(parts, weights, fragment.dims[index], out, spectrum)
+        lengths.append(length)
+    return merged, math.sqrt(pieces.total([length**2 for length in lengths]))
 
 
 def total_norm(gradient: Tensor) -> float:
-    """The l2 norm of a merged gradient [n], in f64: the tape's ``gnorm``."""
+    """The l2 norm of a gradient [n], in f64."""
     return pieces.norm(gradient)

@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from syncer.merge import pieces
+from syncer.merge.pieces import Piece
 from yeto_torch.protocol.constants import MAX_MAGNITUDE
 from yeto_torch.protocol.errors import LocalError, RunError
 
@@ -49,6 +49,7 @@ class Bounds:
         return behind, max(buffer, peak + abs(mu) * buffer, update) + self.params
 
 
+@pieces.unheeded
 def nesterov_step(
     params: Tensor,
     momentum: Tensor,
@@ -85,9 +86,9 @@ def nesterov_step(
         raise RunError("the outer step would make parameters or momentum non-finite")
     room = pieces.scratch(params)
     for p, m, d in pieces.pieces(params, momentum, gradient):
-        _advance(p, m, d, lr, mu, room[: d.numel()])
+        _advance(p, m, d, lr, mu, room[: len(d)])
         if not most < MAX_MAGNITUDE:
-            p.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)
+            pieces.library(p).clip(p, -MAX_MAGNITUDE, MAX_MAGNITUDE, out=p)
     bounds.params, bounds.momentum = min(behind.params, MAX_MAGNITUDE), behind.momentum
 
 
@@ -95,14 +96,17 @@ def _stays_finite(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float,
     """The step rehearsed on copies, piece by piece."""
     p_copy, m_copy, room = pieces.scratch(params), pieces.scratch(params), pieces.scratch(params)
     for p, m, d in pieces.pieces(params, momentum, gradient):
-        p_next, m_next = p_copy[: d.numel()].copy_(p), m_copy[: d.numel()].copy_(m)
-        _advance(p_next, m_next, d, lr, mu, room[: d.numel()])
-        if not bool(torch.isfinite(p_next).all()):  # momentum that overflowed has taken the parameter with it
+        p_next, m_next = p_copy[: len(d)], m_copy[: len(d)]
+        p_next[:], m_next[:] = p, m
+        _advance(p_next, m_next, d, lr, mu, room[: len(d)])
+        # momentum that overflowed has taken the parameter with it
+        if not bool(pieces.library(p_next).isfinite(p_next).all()):
             return False
     return True
 
 
-def _advance(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float, room: Tensor) -> None:
-    pieces.product(momentum, mu, momentum).add_(gradient)
-    update = pieces.product(momentum, mu, room).add_(gradient)
-    params.sub_(pieces.product(update, lr, update))
+def _advance(params: Piece, momentum: Piece, gradient: Piece, lr: float, mu: float, room: Piece) -> None:
+    library = pieces.library(params)
+    library.add(pieces.product(momentum, mu, momentum), gradient, out=momentum)
+    library.add(pieces.product(momentum, mu, room), gradient, out=room)
+    library.subtract(params, pieces.product(room, lr, room), out=params)

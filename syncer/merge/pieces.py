@@ -1,11 +1,13 @@
 """Working through long tensors piece by piece: f64 reductions, and products that never fuse.
 
-Decides how large a piece is, and how a sum is accumulated. Knows nothing of learners or fragments.
+Decides how large a piece is, who works on it, and how a sum is accumulated. Knows nothing of learners or fragments.
 
+* A piece and its scratch stay in a core's cache, so that a second look at it costs no second trip to memory: whoever
+  writes a tensor measures its norm on the way. On the CPU a piece is a numpy array, whose operations start in a third
+  of the time that torch's take and round alike; on a GPU it is a tensor. ``library`` has the operations of both.
 * A reduction converts one piece at a time to f64. No f64 copy of a whole tensor ever exists.
 * A product and the sum it enters are two operations. ``add(..., alpha=)`` fuses them on processors with FMA and on
   GPUs, rounding once instead of twice: other bits than the law's formulas in f32 give, and other bits per machine.
-  Within a piece the extra pass runs in cache and costs little.
 
 Source: protocol v4, coordinator merge; the rule that sums of squares accumulate in f64.
 """
@@ -13,17 +15,39 @@ Source: protocol v4, coordinator merge; the rule that sums of squares accumulate
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from yeto_torch.protocol import codec
+from yeto_torch.protocol.buffers import Spare
 
-CPU_PIECE = 1 << 18  # 1 MiB of f32: with its scratch it stays in cache, yet a call's overhead is small against it
+CPU_PIECE = 1 << 16  # 256 KiB of f32, 512 KiB in f64: half the size costs a tenth more calls, double leaves the cache
 GPU_PIECE = 1 << 26  # a GPU has no such cache: launches should be few, scratch moderate (256 MiB)
+_SPARE = Spare(keep=4)  # a merged gradient and a corrected one, for each of two rounds in flight
 _F32_SHIFT = 2.0**64
 _F32_MAX = float(torch.finfo(torch.float32).max)
+
+Piece = Any
+"""A numpy array or, on a GPU, a tensor: what ``library`` works on. Flat f32, and memory of the tensor it is part of."""
+
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def unheeded(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Around work on pieces: what is not finite is found where the law says so, not warned of by numpy."""
+
+    @wraps(work)
+    def quiet(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return work(*arguments, **keywords)
+
+    return quiet
 
 
 def piece_numel(tensor: Tensor) -> int:
@@ -31,54 +55,115 @@ def piece_numel(tensor: Tensor) -> int:
     return CPU_PIECE if tensor.device.type == "cpu" else GPU_PIECE
 
 
-def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Matching pieces (views) of flat tensors of one length."""
-    size = piece_numel(tensors[0])
-    if all(tensor.numel() <= size for tensor in tensors):  # most tensors of most models: nothing to split
-        return iter([tensors])
-    return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
+def pieces(*tensors: Tensor) -> Iterator[tuple[Piece, ...]]:
+    """Matching pieces of flat f32 tensors of one length."""
+    size, numel = piece_numel(tensors[0]), tensors[0].numel()
+    wholes = [as_piece(tensor) for tensor in tensors]
+    if numel <= size:  # most tensors of most models: nothing to split
+        yield tuple(wholes)
+        return
+    for first in range(0, numel, size):
+        yield tuple([whole[first : first + size] for whole in wholes])
 
 
-def scratch(like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uninitialised room for one piece of ``like``, on its device."""
-    return torch.empty(min(like.numel(), piece_numel(like)), dtype=dtype, device=like.device)
+def as_piece(tensor: Tensor) -> Piece:
+    """A whole tensor as one piece."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+
+
+def library(piece: Piece) -> Any:
+    """Where ``add``, ``subtract`` and ``multiply``, each with ``out=``, are found for pieces of this kind."""
+    return np if isinstance(piece, np.ndarray) else torch
+
+
+def scratch(like: Tensor, dtype: torch.dtype = torch.float32) -> Piece:
+    """Uninitialised room for one piece of ``like`` in f32 or f64, on its device."""
+    numel = min(like.numel(), piece_numel(like))
+    if like.device.type == "cpu":
+        return np.empty(numel, np.float32 if dtype is torch.float32 else np.float64)
+    return torch.empty(numel, dtype=dtype, device=like.device)
 
 
 def empty_like(tensor: Tensor) -> Tensor:
-    """An uninitialised f32 tensor [n] on the device of ``tensor`` [n]."""
-    if tensor.device.type == "cpu":
-        return codec.empty(tensor.numel())
+    """An uninitialised f32 tensor [n] on the device of ``tensor`` [n].
+
+    On the CPU its memory is lent again when the last view of it is gone: pages that the kernel must clear first would
+    cost as much as a merge of two answers.
+    """
+    if tensor.device.type == "cpu" and tensor.numel():
+        memory = _SPARE.allocate(4 * tensor.numel())
+        return torch.from_numpy(np.frombuffer(memory, np.float32))
     return torch.empty(tensor.numel(), dtype=torch.float32, device=tensor.device)
+
+
+class Wide:
+    """Room for one piece of ``like`` in f64, on its device."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._room = scratch(like, torch.float64)
+
+    def load(self, piece: Piece) -> Piece:
+        """``piece`` in f64, until the next call."""
+        values = self._room[: len(piece)]
+        values[:] = piece
+        return values
+
+
+def dot(left: Piece, right: Piece) -> Any:
+    """The inner product of two pieces in f64: a float, on a GPU a tensor of one value, for which nobody has waited."""
+    return float(np.dot(left, right)) if isinstance(left, np.ndarray) else torch.dot(left, right)
+
+
+def floats(sums: Sequence[Any]) -> list[float]:
+    """Sums of what ``dot`` returned, at least one term each; on a GPU they are fetched at once."""
+    return torch.stack(list(sums)).tolist() if isinstance(sums[0], Tensor) else list(sums)
+
+
+class Norm:
+    """The l2 norm of a tensor like ``like``, gathered piece by piece in f64."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._wide = Wide(like)
+        self._square: Any = 0.0
+
+    def take(self, piece: Piece) -> None:
+        values = self._wide.load(piece)
+        self._square = self._square + dot(values, values)
+
+    def value(self) -> float:
+        return math.sqrt(float(self._square))
 
 
 def alignment(vectors: Sequence[Tensor], reference: Tensor) -> tuple[list[tuple[float, float]], float]:
     """Per vector (its norm, its inner product with ``reference``), and the norm of ``reference``; all in f64.
 
-    Flat f32 tensors of one length; each is read once. Sums run through aligned scratch: a library may add in another
-    order where the same values lie at another alignment.
+    Flat f32 tensors of one length; each is read once.
     """
-    ref64, vec64 = scratch(reference, torch.float64), scratch(reference, torch.float64)
-    sums = torch.zeros(len(vectors) + 1, 2, dtype=torch.float64, device=reference.device)
+    wide_reference, wide = Wide(reference), Wide(reference)
+    sums: list[Any] = [0.0] * (2 * len(vectors) + 1)  # squares and inner products in turn, the reference's square
     for ref, *parts in pieces(reference, *vectors):
-        r = ref64[: ref.numel()].copy_(ref)
-        sums[-1, 0] += torch.dot(r, r)
-        for row, part in enumerate(parts):
-            v = vec64[: part.numel()].copy_(part)
-            sums[row, 0] += torch.dot(v, v)
-            sums[row, 1] += torch.dot(v, r)
-    *rows, (square, _) = sums.tolist()
-    return [(math.sqrt(own), inner) for own, inner in rows], math.sqrt(square)
+        r = wide_reference.load(ref)
+        sums[-1] += dot(r, r)
+        for index, part in enumerate(parts):
+            v = wide.load(part)
+            sums[2 * index] += dot(v, v)
+            sums[2 * index + 1] += dot(v, r)
+    *found, square_of_reference = floats(sums)
+    rows = [(math.sqrt(square), inner) for square, inner in zip(found[::2], found[1::2], strict=True)]
+    return rows, math.sqrt(square_of_reference)
 
 
 def norm(values: Tensor) -> float:
     """The l2 norm of a flat f32 tensor, in f64; NaN or infinite where a value is."""
-    return alignment((), values)[1]
+    found = Norm(values)
+    for (piece,) in pieces(values):
+        found.take(piece)
+    return found.value()
 
 
 def largest(values: Tensor) -> float:
     """The largest magnitude in a flat tensor; NaN where a value is NaN."""
-    extremes = [torch.stack(torch.aminmax(piece)) for (piece,) in pieces(values)]
-    return float(torch.stack(extremes).abs().amax())
+    return float(torch.stack(torch.aminmax(values)).abs().amax())
 
 
 def total(terms: Sequence[float]) -> float:
@@ -89,52 +174,67 @@ def total(terms: Sequence[float]) -> float:
     return result
 
 
-def product(values: Tensor, factor: float, out: Tensor) -> Tensor:
-    """``out = f32(factor) * values`` for one piece, elementwise; ``out`` may be ``values``.
+def product(values: Piece, factor: float, out: Piece) -> Piece:
+    """``out = f32(factor) * values``, elementwise; ``out`` may be ``values``.
 
     A factor beyond f32 multiplies in two steps, the first by a power of two: then the values are so small that the
     product is ordinary, and infinity in its place would end the run for an input that is merely odd.
     """
+    multiply = library(out).multiply
     if abs(factor) > _F32_MAX and math.isfinite(factor):
-        return torch.mul(values, _F32_SHIFT, out=out).mul_(factor / _F32_SHIFT)
-    return torch.mul(values, factor, out=out)
+        values, factor = multiply(values, _rounded(_F32_SHIFT, out), out=out), factor / _F32_SHIFT
+    return multiply(values, _rounded(factor, out), out=out)
 
 
-def weighted_sum(out: Tensor, values: Sequence[Tensor], factors: Sequence[float]) -> None:
+def _rounded(factor: float, piece: Piece) -> Any:
+    """To f32: torch does so by itself, numpy would make the product one in f64."""
+    return np.float32(factor) if isinstance(piece, np.ndarray) else factor
+
+
+@unheeded
+def weighted_sum(out: Tensor, values: Sequence[Tensor], factors: Sequence[float]) -> float:
     """``out = sum of f32(factor) * values`` over flat tensors of one length, every product and sum rounded to f32.
 
     A list is worked through piece by piece, all of its tensors at once, so that the sum stays in cache. Any other
     sequence may hand out the same memory with each fetch: its tensors are taken one after the other, whole.
+
+    Returns:
+        The norm of ``out``.
     """
     if isinstance(values, list):
-        _sum_at_once(out, values, factors)
-        return
+        return _sum_at_once(out, values, factors)
+    length = 0.0
     for index, factor in enumerate(factors):
-        if index == 0:
-            _sum_at_once(out, [values[index]], [factor])
-        else:
-            add(out, values[index], factor)
+        length = add(out, values[index], factor) if index else _sum_at_once(out, [values[0]], [factor])
+    return length
 
 
-def _sum_at_once(out: Tensor, values: Sequence[Tensor], factors: Sequence[float]) -> None:
-    if not values:
-        return
-    whole = scratch(out)
+def _sum_at_once(out: Tensor, values: Sequence[Tensor], factors: Sequence[float]) -> float:
+    length = Norm(out)
+    room = scratch(out) if len(values) > 1 else None
     for target, *parts in pieces(out, *values):
-        room = whole if len(parts[0]) == len(whole) else whole[: len(parts[0])]
         product(parts[0], factors[0], target)
         for part, factor in zip(parts[1:], factors[1:], strict=True):
-            target += product(part, factor, room)
+            assert room is not None
+            library(target).add(target, product(part, factor, room[: len(part)]), out=target)
+        length.take(target)
+    return length.value()
 
 
-def add(out: Tensor, values: Tensor, factor: float) -> None:
-    """``out += f32(factor) * values`` over whole flat tensors, product and sum each rounded to f32."""
-    room = scratch(out)
+@unheeded
+def add(out: Tensor, values: Tensor, factor: float) -> float:
+    """``out += f32(factor) * values``, product and sum each rounded to f32; returns the norm of ``out``."""
+    length, room = Norm(out), scratch(out)
     for target, piece in pieces(out, values):
-        target += product(piece, factor, room[: piece.numel()])
+        library(target).add(target, product(piece, factor, room[: len(piece)]), out=target)
+        length.take(target)
+    return length.value()
 
 
-def scale(values: Tensor, factor: float) -> None:
-    """``values *= f32(factor)`` over a whole flat tensor."""
+@unheeded
+def scale(values: Tensor, factor: float) -> float:
+    """``values *= f32(factor)``; returns their norm."""
+    length = Norm(values)
     for (piece,) in pieces(values):
-        product(piece, factor, piece)
+        length.take(product(piece, factor, piece))
+    return length.value()

@@ -31,6 +31,13 @@ def hex_bits(values):
     return " ".join(f"{bits & 0xFFFFFFFF:08x}" for bits in values.view(torch.int32).flatten().tolist())
 
 
+def made(merge, *arguments):
+    """What ``merge`` writes into its last argument; it returns the norm of that."""
+    length = merge(*arguments)
+    assert length == pytest.approx(total_norm(arguments[-1]), rel=1e-12)
+    return arguments[-1]
+
+
 def from_bits(text):
     return np.array([int(word, 16) for word in text.split()], np.uint32).view(np.float32)
 
@@ -50,12 +57,12 @@ def test_golden_weights(golden):
 
 @pytest.mark.parametrize("repeats", [1, 40])  # three values take a scalar loop, 120 the vector unit
 def test_golden_avg_to_the_bit(golden, repeats):
-    out = average([flat(D0).repeat(repeats), flat(D1).repeat(repeats)], WEIGHTS, torch.empty(3 * repeats))
+    out = made(average, [flat(D0).repeat(repeats), flat(D1).repeat(repeats)], WEIGHTS, torch.empty(3 * repeats))
     assert hex_bits(out) == " ".join([golden["avg"]["f32_bits"]] * repeats)
 
 
 def test_golden_rda(golden):
-    out = radial_directional_average([flat(D0), flat(D1)], WEIGHTS, torch.empty(3))
+    out = made(radial_directional_average, [flat(D0), flat(D1)], WEIGHTS, torch.empty(3))
     assert oracle.close(out, from_bits(golden["rda"]["f32_bits"]))
 
 
@@ -212,8 +219,8 @@ def test_a_learner_without_tokens_changes_nothing(mode):
 
 def test_weights_of_any_size_only_matter_by_their_ratio():
     gradients = [flat(D0), flat(D1)]
-    small = radial_directional_average(gradients, [2.0, 1.0], torch.empty(3))
-    huge = radial_directional_average(gradients, [2.0**200, 2.0**199], torch.empty(3))
+    small = made(radial_directional_average, gradients, [2.0, 1.0], torch.empty(3))
+    huge = made(radial_directional_average, gradients, [2.0**200, 2.0**199], torch.empty(3))
     assert torch.equal(small, huge)
 
 
@@ -235,8 +242,8 @@ def test_the_order_of_members_matters_only_to_rounding(case, random):
 
 def test_a_single_member_is_taken_as_it_is():
     gradient = torch.randn(500, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(average([gradient], [3.0], torch.empty(500)), gradient)
-    assert oracle.close(radial_directional_average([gradient], [3.0], torch.empty(500)), gradient)
+    assert torch.equal(made(average, [gradient], [3.0], torch.empty(500)), gradient)
+    assert oracle.close(made(radial_directional_average, [gradient], [3.0], torch.empty(500)), gradient)
 
 
 @pytest.mark.parametrize(
@@ -257,24 +264,28 @@ def test_sizes_that_do_not_match_are_our_own_mistake(gradients, weights, momentu
 
 def test_rda_keeps_the_length_that_a_mean_loses():
     east, north = flat([3.0, 0.0]), flat([0.0, 1.0])
-    out = radial_directional_average([east, north], [1.0, 1.0], torch.empty(2))
+    out = made(radial_directional_average, [east, north], [1.0, 1.0], torch.empty(2))
     assert oracle.close(out, [math.sqrt(2), math.sqrt(2)])  # length 2, the mean of 3 and 1, in the middle direction
     assert total_norm(out) == pytest.approx(2.0, rel=1e-6)
 
 
 def test_a_member_of_length_zero_counts_in_the_radius():
-    out = radial_directional_average([flat([4.0, 0.0]), flat([0.0, 0.0])], [1.0, 3.0], torch.empty(2))
+    out = made(radial_directional_average, [flat([4.0, 0.0]), flat([0.0, 0.0])], [1.0, 3.0], torch.empty(2))
     assert oracle.close(out, [1.0, 0.0])
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [5.0, 5.0]])
 def test_directions_that_cancel_fall_back_to_the_mean(weights):
-    out = radial_directional_average([flat([4.0, 0.0]), flat([-2.0, 0.0])], weights, torch.empty(2))
+    out = made(radial_directional_average, [flat([4.0, 0.0]), flat([-2.0, 0.0])], weights, torch.empty(2))
     assert out.tolist() == [1.0, 0.0]
 
 
 def test_members_that_are_all_zero():
-    assert radial_directional_average([torch.zeros(3)] * 2, [1.0, 2.0], torch.full((3,), 9.0)).tolist() == [0, 0, 0]
+    assert made(radial_directional_average, [torch.zeros(3)] * 2, [1.0, 2.0], torch.full((3,), 9.0)).tolist() == [
+        0,
+        0,
+        0,
+    ]
 
 
 # What no honest learner sends, yet may not end the run: coefficients that f32 cannot hold.
@@ -283,7 +294,7 @@ def test_members_that_are_all_zero():
 def test_a_tiny_gradient_has_a_direction_too():
     tiny = flat([3e-41, 0.0])
     assert 1 / float(tiny[0]) > torch.finfo(torch.float32).max
-    out = radial_directional_average([tiny, flat([0.0, 1.0])], [1.0, 1.0], torch.empty(2))
+    out = made(radial_directional_average, [tiny, flat([0.0, 1.0])], [1.0, 1.0], torch.empty(2))
     assert oracle.close(out, oracle.rda([tiny.numpy(), np.array([0.0, 1.0])], [1.0, 1.0]), 1e-5)
 
 
@@ -291,7 +302,7 @@ def test_giants_that_nearly_cancel_stay_finite():
     giant = 2.0**100
     left, right = flat([giant, giant * 1e-6]), flat([-giant, 0.0])
     for weights in ([1.0, 1.0], [1.0, 1.0 + 1e-9]):
-        out = radial_directional_average([left, right], weights, torch.empty(2))
+        out = made(radial_directional_average, [left, right], weights, torch.empty(2))
         assert bool(torch.isfinite(out).all())
         assert total_norm(out) == pytest.approx(giant, rel=1e-5)
 
@@ -353,7 +364,7 @@ def test_iso_bears_the_largest_legal_values():
 
 def test_iso_of_a_mean():
     a, b = torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.0, 0.0]])
-    out = isotropic_average([a.flatten(), b.flatten()], [1.0, 1.0], (2, 2), torch.empty(4))
+    out = made(isotropic_average, [a.flatten(), b.flatten()], [1.0, 1.0], (2, 2), torch.empty(4))
     assert oracle.close(out, [2.0, 0.0, 0.0, 2.0])
 
 
