@@ -16,6 +16,7 @@ from torch import Tensor
 from yeto_torch.effects import Respond, Write
 from yeto_torch.exchange import Exchange
 from yeto_torch.link import Link, Outgoing
+from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.errors import NonFiniteError
 from yeto_torch.session import Session
 
@@ -27,14 +28,21 @@ class Answers:
 
     Args:
         exchange, session, link: the learner's.
+        dtype: in which answers travel.
         forget: drops what the inner optimizers made of parameters that were not sound; None when progress that is not
             finite must be raised instead of dropped.
     """
 
     def __init__(
-        self, exchange: Exchange, session: Session, link: Link, forget: Callable[[Sequence[Tensor]], None] | None
+        self,
+        exchange: Exchange,
+        session: Session,
+        link: Link,
+        dtype: WireDType,
+        forget: Callable[[Sequence[Tensor]], None] | None,
     ) -> None:
         self._exchange, self._session, self._link, self._forget = exchange, session, link, forget
+        self._dtype = dtype
         self._resynced: set[int] = set()  # fragments, in the boundary under way
 
     def begin(self) -> None:
@@ -52,7 +60,7 @@ class Answers:
                 self._session.resynced(respond, [], local_step, tokens)
             return
         try:
-            delta = self._exchange.delta(fragment, respond.anchor)
+            delta = self._exchange.delta(fragment, respond.anchor, self._dtype)
         except NonFiniteError as error:
             if self._forget is None or not may_resync:
                 raise

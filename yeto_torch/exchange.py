@@ -4,6 +4,8 @@ Decides how a delta is computed and how a global fragment enters the parameters.
 sockets. A fragment travels as its tensors one behind the other, each in logical (row-major) order, whatever its
 strides; arithmetic is f32, whatever the parameter's dtype.
 
+Plain parameters in the CPU's memory are read in one trip (``snapshot``); others whole tensor by whole tensor.
+
 Everything is validated before the first parameter is touched: a bad fragment is never half-applied.
 
 Of a sharded parameter (``shards``) whole values are read, by all its ranks together and one tensor after the other, and
@@ -20,13 +22,16 @@ import torch
 from torch import Tensor
 
 from yeto_torch.effects import Write
+from yeto_torch.protocol.buffers import Spare
 from yeto_torch.protocol.codec import as_tensor, check_finite, is_sound
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.errors import NonFiniteError
 from yeto_torch.protocol.layout import Layout
 from yeto_torch.protocol.messages import Buffer
 from yeto_torch.shards import is_sharded, own, own_part, whole
+from yeto_torch.snapshot import Snapshots
 
+_SPARE_ANSWERS = 2  # answers whose memory waits to be used again: as many as are on their way at once
 Beside = Callable[[Tensor], Sequence[Tensor]]
 
 
@@ -57,27 +62,39 @@ class Exchange:
         self._layout, self.parameters, self._bulk, self._alpha = layout, parameters, bulk, alpha
         self._beside, self._written = beside, written
         self._numels = layout.wire.numels
+        self._snapshots, self._spare = Snapshots(), Spare(_SPARE_ANSWERS)
 
-    def values(self, fragment: int) -> Tensor:
-        """A copy of the parameters of ``fragment``: [numel] f32 on the CPU.
+    def values(self, fragment: int, dtype: WireDType = WireDType.F32) -> Tensor:
+        """A copy of the parameters of ``fragment``: [numel] on the CPU; f32, or bf16 if it can be had in ``dtype``.
 
-        Raises NonFiniteError naming the first tensor that is not finite.
+        Raises NonFiniteError naming the first tensor that is not finite, or beyond 2^100.
         """
+        flat = self._in_one_trip(fragment, None, dtype)
+        if flat is not None:
+            return flat
         flat = torch.empty(self._numels[fragment], dtype=torch.float32)
         for parameter, part in self._parts(fragment, flat):
             part.copy_(whole(parameter))
         self._check(fragment, flat, "a starting value")
         return flat
 
-    def delta(self, fragment: int, anchor: Buffer) -> Tensor:
-        """Local minus anchor: a fresh [numel] f32 tensor, on the parameters' device if they share one.
+    def delta(self, fragment: int, anchor: Buffer, dtype: WireDType = WireDType.F32) -> Tensor:
+        """Local minus anchor: a [numel] tensor of its own, on the parameters' device if they share one.
+
+        Args:
+            fragment, anchor: which, and its last broadcast.
+            dtype: in which it is going to travel. It is f32 all the same, but for bf16 where rounding costs no trip of
+                its own.
 
         Raises NonFiniteError naming the first tensor that is not finite, or beyond 2^100.
         """
-        return self.distance(fragment, self._view(fragment, anchor, self._bulk))
+        return self.distance(fragment, self._view(fragment, anchor, self._bulk), dtype)
 
-    def distance(self, fragment: int, base: Tensor) -> Tensor:
+    def distance(self, fragment: int, base: Tensor, dtype: WireDType = WireDType.F32) -> Tensor:
         """As ``delta``, from an anchor that is a [numel] f32 or bf16 tensor on any device."""
+        flat = self._in_one_trip(fragment, base, dtype)
+        if flat is not None:
+            return flat
         flat = torch.empty(self._numels[fragment], dtype=torch.float32, device=self.device(fragment))
         base = base.to(flat.device)
         for (parameter, part), (_, global_part) in zip(
@@ -139,6 +156,28 @@ class Exchange:
         """Where the parameters of ``fragment`` are; the CPU if they are in several places."""
         devices = {parameter.device for parameter in self.parameters[fragment]}
         return devices.pop() if len(devices) == 1 else torch.device("cpu")
+
+    def _in_one_trip(self, fragment: int, base: Tensor | None, dtype: WireDType) -> Tensor | None:
+        """What ``values`` and ``distance`` return; None where they must go another way, or have something to raise.
+
+        Only plain parameters in the CPU's memory go this way: shards are gathered, and a GPU has its own.
+        """
+        parameters = self.parameters[fragment]
+        if any(is_sharded(p) or p.device.type != "cpu" for p in parameters):
+            return None
+        numels = [parameter.numel() for parameter in parameters]
+        out = self._room(sum(numels), torch.bfloat16 if dtype is WireDType.BF16 else torch.float32)
+        bases = [None] * len(numels) if base is None else torch.split(base.cpu(), numels)
+        for parameter, from_, target in zip(parameters, bases, torch.split(out, numels), strict=True):
+            if not self._snapshots.take(parameter.detach().reshape(-1), from_, target):
+                return None
+        return out
+
+    def _room(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """An uninitialised [numel]; its memory is lent again when nobody refers to it any more."""
+        if numel == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._spare.allocate(numel * dtype.itemsize), dtype=dtype)
 
     def _parts(self, fragment: int, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each parameter with its window of ``flat``, in the parameter's shape."""

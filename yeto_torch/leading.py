@@ -31,12 +31,12 @@ class LeadingExchange(Exchange):
         self._names = [[tensor.name for tensor in fragment.tensors] for fragment in layout.fragments]
         self._team, self._orders = team, orders
 
-    def values(self, fragment: int) -> Tensor:
+    def values(self, fragment: int, dtype: WireDType = WireDType.F32) -> Tensor:
         self._orders.give(Order.GATHER, fragment)
         with self._team.guard():
-            return super().values(fragment)
+            return super().values(fragment, dtype)
 
-    def delta(self, fragment: int, anchor: Buffer) -> Tensor:
+    def delta(self, fragment: int, anchor: Buffer, dtype: WireDType = WireDType.F32) -> Tensor:
         """As of one process; raises NonFiniteError too when a value is not finite on another rank."""
         self._orders.give(Order.CHECK, fragment)
         for name, mark in zip(self._names[fragment], marks(self, self._team, fragment), strict=True):
@@ -46,7 +46,7 @@ class LeadingExchange(Exchange):
                     "nothing of it was sent"
                 )
         with self._team.guard():
-            return super().delta(fragment, anchor)
+            return super().delta(fragment, anchor, dtype)
 
     def write(self, fragment: int, source: Tensor, alpha: float) -> None:
         dtype = WireDType.F32 if source.dtype is torch.float32 else WireDType.BF16

@@ -89,7 +89,7 @@ class Learner:
             config.client_tls,
         )
         resync = config.on_nonfinite == "resync"
-        self._answers = Answers(exchange, self._session, self.link, self._forget if resync else None)
+        self._answers = Answers(exchange, self._session, self.link, dtype, self._forget if resync else None)
 
     # ------------------------------------------------------------------------------------------ start, step, end
 
@@ -100,9 +100,8 @@ class Learner:
         when learner 0's starting values cannot be sent.
         """
         inits = range(len(self._session.versions)) if self.config.identity == 0 else ()
-        self.link.start(
-            at_exit=self.close, inits={f: encode(self._exchange.values(f), self.config.dtype.bulk) for f in inits}
-        )
+        bulk = self.config.dtype.bulk
+        self.link.start(at_exit=self.close, inits={f: encode(self._exchange.values(f, bulk), bulk) for f in inits})
         if self.config.wait_for_start:
             self._await_start()
         self._syncs.begin()

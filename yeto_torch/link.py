@@ -65,7 +65,7 @@ clock = time.monotonic
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A push on its way: the answer, and its delta as [numel] f32; None stands for zeros."""
+    """A push on its way: the answer, and its delta as [numel] f32, or bf16 if it travels so; None stands for zeros."""
 
     respond: Respond
     delta: Tensor | None

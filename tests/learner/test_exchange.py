@@ -143,6 +143,49 @@ def test_the_largest_legal_magnitude_passes():
     assert ex.delta(0, anchor([0.0, 0.0])).tolist() == [2.0**100, -(2.0**100)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("bulk", [F32, BF16])
+def test_what_travels_in_bf16_comes_rounded_and_is_the_same_on_the_wire(dtype, bulk):
+    matrix = torch.randn(30, 500, generator=torch.Generator().manual_seed(1)).to(dtype).t()
+    ex, _ = exchange(matrix, torch.randn(7).to(dtype), bulk=bulk)
+    data = anchor(torch.randn(15007), bulk)
+    for whole, rounded in ((ex.delta(0, data), ex.delta(0, data, BF16)), (ex.values(0), ex.values(0, BF16))):
+        assert (whole.dtype, rounded.dtype) == (torch.float32, torch.bfloat16)
+        assert bytes(encode(rounded, BF16)) == bytes(encode(whole, BF16))
+    for dtype_ in (F32, WireDType.Q4):
+        assert torch.equal(ex.delta(0, data, dtype_), ex.delta(0, data))
+
+
+def test_an_answer_keeps_its_memory_for_as_long_as_anybody_looks_at_it():
+    numel = 2**20
+    ex, (parameter,) = exchange(torch.zeros(numel))
+    data = anchor(torch.zeros(numel))
+    addresses, held = set(), []
+    for value in range(4):
+        with torch.no_grad():
+            parameter.fill_(value)
+        delta = ex.delta(0, data, BF16)
+        addresses.add(delta.data_ptr())
+        held.append(encode(delta, BF16))
+        del delta
+    assert len(addresses) == 4
+    for value, sent in enumerate(held):
+        assert torch.frombuffer(sent, dtype=torch.bfloat16).unique().tolist() == [value]
+    del held, sent
+    assert ex.delta(0, data, BF16).data_ptr() in addresses  # lent again
+
+
+def test_a_bad_value_is_named_in_every_dtype():
+    ex, (_, second) = exchange(torch.zeros(3), torch.zeros(2))
+    with torch.no_grad():
+        second[1] = float("nan")
+    for dtype in WireDType:
+        with pytest.raises(NonFiniteError, match="'t1'"):
+            ex.delta(0, anchor([0.0] * 5), dtype)
+        with pytest.raises(NonFiniteError, match="'t1'"):
+            ex.values(0, dtype)
+
+
 def test_values_and_deltas_are_copies():
     ex, (parameter,) = exchange(torch.ones(2))
     values, delta = ex.values(0), ex.delta(0, anchor([0.0, 0.0]))

@@ -5,6 +5,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,6 +152,16 @@ def test_messages_come_out_whole_in_any_order(data, totals):
     assert len(table) == 0
     assert table.reserved_bytes == table._intervals == 0
     table.reserve(0, 64, 0, 64)  # an id may come again once its message is complete
+
+
+@pytest.mark.parametrize("before_tensor", [13 + 4, 13 + 12, 13 + 48])  # INIT; BCAST and FINAL; PUSH
+@pytest.mark.parametrize("total", [2000, LARGE_BYTES + 1])
+def test_tensor_bytes_lie_where_f32_values_may_lie(before_tensor, total):
+    table = Reassembler(max_inner=2 * LARGE_BYTES, max_partials=4, max_reserved_bytes=4 * LARGE_BYTES)
+    table.reserve(1, total, 0, total)
+    whole = table.commit(1, total)
+    assert len(whole) == total
+    assert np.frombuffer(whole[before_tensor:], np.uint8).ctypes.data % 4 == 0
 
 
 def test_a_violation_names_what_was_wrong():

@@ -29,6 +29,9 @@ from yeto_torch.protocol.constants import (
 from yeto_torch.protocol.errors import CongestedError, PeerError
 from yeto_torch.protocol.messages import Buffer
 
+# Tensor bytes begin 17 (INIT), 25 (BCAST, FINAL) or 61 bytes (PUSH) into their message: with these before it they lie
+# where f32 values may lie, and are worked on there, without a copy.
+_LEAD_BYTES = 3
 _CHUNK_HEAD = struct.Struct("<IBQQQQ")  # frame header and chunk envelope in one
 
 
@@ -194,6 +197,6 @@ class Reassembler:
                 f"partial messages would reserve {self._reserved + total} bytes, at most {self._max_reserved} are legal"
             )
         self._check_room(total)
-        partial = self._partials[msg_id] = _Partial(self._room(total))
+        partial = self._partials[msg_id] = _Partial(self._room(total + _LEAD_BYTES)[_LEAD_BYTES:])
         self._reserved += total
         return partial
