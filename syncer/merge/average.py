@@ -25,4 +25,6 @@ def average(gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor) 
         The norm of ``out``, in f64.
     """
     whole = total_weight(weights)
-    return pieces.weighted_sum(out, gradients, [weight / whole for weight in weights])
+    length = pieces.Norm(out)
+    pieces.weighted_sum(out, gradients, [weight / whole for weight in weights], length=length)
+    return length.value()

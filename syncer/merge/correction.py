@@ -59,6 +59,9 @@ class Corrected(Sequence[Tensor]):
         momentum: [n] f32, the tensor's momentum before the step; not modified.
         room: [n] f32 to work in.
         share: of the momentum's length, for the confidence; see ``correction_of``.
+
+    Attributes:
+        products: of the gradients as they came, with the momentum.
     """
 
     def __init__(self, gradients: Sequence[Tensor], momentum: Tensor, room: Tensor, share: float = 1.0) -> None:
@@ -66,7 +69,7 @@ class Corrected(Sequence[Tensor]):
         self._gradients = gradients
         self._momentum = momentum
         self._room = room
-        self._alignments, self._momentum_norm = pieces.alignment(gradients, momentum)
+        self.products = pieces.products(gradients, momentum)
 
     def __len__(self) -> int:
         return len(self._gradients)
@@ -82,7 +85,7 @@ class Corrected(Sequence[Tensor]):
         cosine = self._cosine(index)
         if cosine is None:
             return gradient
-        (a, _), b = self._alignments[index], self._momentum_norm
+        a, b = self.products.norms[index], self.products.reference_norm
         confidence = a / (a + 3.0 * (self._share * b) + 1e-8)
         if cosine < 0:
             beta = min(0.5 * -cosine * confidence, 0.5)
@@ -91,21 +94,16 @@ class Corrected(Sequence[Tensor]):
         return _turn(gradient, self._momentum, ((1.0 - blend) / a, blend / b, a), self._room)
 
     @property
-    def norms(self) -> list[float]:
-        """Of the gradients as they came."""
-        return [norm for norm, _ in self._alignments]
-
-    @property
     def is_idle(self) -> bool:
         """Do all gradients stay as they are?"""
         return all(self._cosine(index) is None for index in range(len(self)))
 
     def _cosine(self, index: int) -> float | None:
         """Of a gradient that is to be changed, with the momentum; else None."""
-        (a, inner), b = self._alignments[index], self._momentum_norm
+        a, b = self.products.norms[index], self.products.reference_norm
         if a < MIN_NORM or b < MIN_NORM:
             return None
-        cosine = inner / (a * b)
+        cosine = self.products.inner[index] / (a * b)
         return cosine if cosine < ALIGNED_COSINE else None
 
 

@@ -5,18 +5,21 @@ gradient and b the momentum before the step, the parameters move by -lr (g + mu 
 the learners' mean progress -D, in units of that progress, needs no parameters:
 
     gain       = lr ((1 + mu) <g, D> + mu^2 <b, D>) / <D, D>
+    drive      = lr ((1 + mu) + mu^2 <b, D> / <g, D>), the gain over that of g itself: what rda or iso make of a mean's
+                 length is the merge mode's, this is the outer step's
     agreement  = |D| / (mean of the answers' lengths): 1 where all point one way, 1 / sqrt(M) where nothing is shared
     lag        = cosine of D and b: does this round go on where the rounds before it went? Below 0 the learners are on
                  their way back: the steps before went too far
 
-Plain averaging has gain 1: the fleet moves to where its learners are. Under a steady direction the gain is
-lr / (1 - mu), where each round is orthogonal to all before it lr (1 + mu), and where they alternate
-lr (1 + 2 mu) / (1 + mu).
-``GAIN_LIMIT`` is the upper end of the band; it has no lower end, since a gain below 1 is slow and not harmful.
+Under plain averaging gain and drive are the same, and 1 with lr 1 and no momentum: the fleet moves to where its
+learners are. Under a steady direction it is lr / (1 - mu), where each round is orthogonal to all before it lr (1 + mu),
+and where they alternate lr (1 + 2 mu) / (1 + mu).
 
-The cap is the largest mu' <= mu with which the gain stays within the limit, the root of a parabola; rounded down to 12
-bits, so that the last bit of a sum decides nothing. Where even mu' = 0 is above the limit the learning rate is too
-large, and mu' = 0. It follows from the round and the momentum alone: a resumed run caps as the first one did.
+The band of the drive ends at ``DRIVE_LIMIT``. It has no lower end: a small drive is slow and not harmful. The cap is
+the largest mu' <= mu that keeps within it, the root of a parabola; rounded down to 12 bits, so that the last bit of a
+sum decides nothing. A learning rate above the limit is too large by itself, and mu' = 0. Where the merged gradient does
+not go along the learners' mean there is no drive and no cap. All of it follows from the round and the momentum: a
+resumed run caps as the first one did.
 
 Estimated on a fixed subset, blocks of 4 KiB spread evenly: 1/64 of a fragment, and at least 2^14 and at most 2^16
 values. Sums are f64.
@@ -35,14 +38,15 @@ from torch import Tensor
 
 from syncer.merge.weights import total_weight
 
-GAIN_LIMIT = 1.25
+DRIVE_LIMIT = 1.25
 BLOCK = 1024  # values
 FEWEST_BLOCKS, MOST_BLOCKS = 16, 64
 _MOMENTUM_STEPS = 4096
+_LEAST_ALONG = 1e-6  # a merged gradient across the mean has no drive; iso's shortest are longer
 
 
 @dataclass(frozen=True, slots=True)
-class Drive:
+class Alignment:
     """One round's inner products, as far as the gain needs them.
 
     Attributes:
@@ -61,15 +65,20 @@ class Drive:
         """Of a step with this learning rate and momentum coefficient."""
         return lr * ((1.0 + mu) * self.along + mu * mu * self.carried)
 
-    def capped(self, lr: float, mu: float, limit: float = GAIN_LIMIT) -> float:
-        """The momentum coefficient, ``mu`` itself or less, with which the gain stays within ``limit``, or 0."""
-        if not self.gain(lr, mu) > limit:
+    def drive(self, lr: float, mu: float) -> float | None:
+        """The gain over that of the merged gradient itself; None where that goes nowhere along the mean, or back."""
+        return self.gain(lr, mu) / self.along if self.along > _LEAST_ALONG else None
+
+    def capped(self, lr: float, mu: float, limit: float = DRIVE_LIMIT) -> float:
+        """The momentum coefficient, ``mu`` itself or less, with which the drive stays within ``limit``, or 0."""
+        drive = self.drive(lr, mu)
+        if drive is None or not drive > limit:
             return mu
-        room = limit / lr - self.along  # what is left for mu' along + mu'^2 carried
+        room = limit / lr - 1.0  # what is left for mu' + mu'^2 carried / along
         if room <= 0:
             return 0.0
-        root = math.sqrt(max(0.0, self.along**2 + 4.0 * self.carried * room))
-        most = 2.0 * room / (self.along + root)  # this form loses no digits, whatever the sign of ``carried``
+        root = math.sqrt(max(0.0, 1.0 + 4.0 * room * self.carried / self.along))
+        most = 2.0 * room / (1.0 + root)  # this form loses no digits, whatever the sign of ``carried``
         return min(mu, math.floor(most * _MOMENTUM_STEPS) / _MOMENTUM_STEPS)
 
 
@@ -83,10 +92,10 @@ class Answers:
     agreement: float
     lag: float | None
 
-    def drive(self, merged: Tensor) -> Drive:
+    def against(self, merged: Tensor) -> Alignment:
         """With the merged gradient [n] f32 they lead to."""
         along = float(torch.dot(sampled(merged), self.mean)) / self.square
-        return Drive(along, self.carried, self.agreement, self.lag)
+        return Alignment(along, self.carried, self.agreement, self.lag)
 
 
 def answers_of(gradients: Sequence[Tensor], weights: Sequence[float], momentum: Tensor) -> Answers | None:
@@ -126,6 +135,6 @@ def sampled(values: Tensor) -> Tensor:
     return values.unfold(0, BLOCK, stride)[:blocks].to(torch.float64).reshape(-1)
 
 
-def outer_momentum(guard: str, drive: Drive | None, lr: float, mu: float) -> float:
+def outer_momentum(guard: str, found: Alignment | None, lr: float, mu: float) -> float:
     """The momentum coefficient of a commit under ``outer.guard``: ``mu`` itself unless it says ``cap``."""
-    return drive.capped(lr, mu) if guard == "cap" and drive is not None else mu
+    return found.capped(lr, mu) if guard == "cap" and found is not None else mu

@@ -76,16 +76,16 @@ def merge_and_measure(
     for index, numel in enumerate(fragment.numels):
         tensor = slice(end, end := end + numel)
         parts: Sequence[Tensor] = [gradient[tensor] for gradient in gradients]
-        norms = None
-        if correction:
+        known = None
+        if correction and numel:
             corrected = Corrected(parts, momentum[tensor], room[:numel], correction)
-            parts, norms = (parts, corrected.norms) if corrected.is_idle else (corrected, None)
+            parts, known = (parts, corrected.products) if corrected.is_idle else (corrected, None)
         out = merged[tensor]
         match fragment.mode:
             case MergeMode.AVG:
                 length = average(parts, weights, out)
             case MergeMode.RDA:
-                length = radial_directional_average(parts, weights, out, norms)
+                length = radial_directional_average(parts, weights, out, known)
             case MergeMode.ISO:
                 length = isotropic_average(parts, weights, fragment.dims[index], out, spectrum)
         lengths.append(length)

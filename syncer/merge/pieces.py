@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -115,8 +116,10 @@ def dot(left: Piece, right: Piece) -> Any:
 
 
 def floats(sums: Sequence[Any]) -> list[float]:
-    """Sums of what ``dot`` returned, at least one term each; on a GPU they are fetched at once."""
-    return torch.stack(list(sums)).tolist() if isinstance(sums[0], Tensor) else list(sums)
+    """Sums of what ``dot`` returned, the first of at least one term; on a GPU they are fetched at once."""
+    if not isinstance(sums[0], Tensor):
+        return list(sums)
+    return torch.stack([sums[0].new_tensor(term) if isinstance(term, float) else term for term in sums]).tolist()
 
 
 class Norm:
@@ -134,23 +137,52 @@ class Norm:
         return math.sqrt(float(self._square))
 
 
-def alignment(vectors: Sequence[Tensor], reference: Tensor) -> tuple[list[tuple[float, float]], float]:
-    """Per vector (its norm, its inner product with ``reference``), and the norm of ``reference``; all in f64.
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Norms and inner products of tensors of one length, in f64.
 
-    Flat f32 tensors of one length; each is read once.
+    Attributes:
+        norms: of the vectors.
+        cross: the inner product of two vectors where there are just two, else None.
+        inner: of each vector with the reference; empty where there is none.
+        reference_norm: 0 where there is none.
     """
-    wide_reference, wide = Wide(reference), Wide(reference)
-    sums: list[Any] = [0.0] * (2 * len(vectors) + 1)  # squares and inner products in turn, the reference's square
-    for ref, *parts in pieces(reference, *vectors):
-        r = wide_reference.load(ref)
-        sums[-1] += dot(r, r)
-        for index, part in enumerate(parts):
-            v = wide.load(part)
-            sums[2 * index] += dot(v, v)
-            sums[2 * index + 1] += dot(v, r)
-    *found, square_of_reference = floats(sums)
-    rows = [(math.sqrt(square), inner) for square, inner in zip(found[::2], found[1::2], strict=True)]
-    return rows, math.sqrt(square_of_reference)
+
+    norms: list[float]
+    cross: float | None
+    inner: list[float]
+    reference_norm: float
+
+
+def products(vectors: Sequence[Tensor], reference: Tensor | None = None) -> Products:
+    """What a merge asks of at least one vector, all flat f32 of one length; each is read and widened once.
+
+    Two vectors are also multiplied with each other: that costs a third of what measuring their sum would. More of them
+    have too many pairs.
+    """
+    count, is_pair = len(vectors), len(vectors) == 2
+    rooms = [Wide(vectors[0]) for _ in range(2 if is_pair else 1)]
+    wide_reference = None if reference is None else Wide(reference)
+    sums: list[Any] = [0.0] * (2 * count + 2)  # squares, inner products, the pair's product, the reference's square
+    for parts in pieces(*vectors, *([] if reference is None else [reference])):
+        wides: list[Piece] = []
+        r = None if wide_reference is None else wide_reference.load(parts[-1])
+        if r is not None:
+            sums[-1] += dot(r, r)
+        for index, part in enumerate(parts[:count]):
+            wides.append(rooms[index if is_pair else 0].load(part))
+            sums[index] += dot(wides[-1], wides[-1])
+            if r is not None:
+                sums[count + index] += dot(wides[-1], r)
+        if is_pair:
+            sums[-2] += dot(*wides)
+    *found, cross, square = floats(sums)
+    return Products(
+        [math.sqrt(own) for own in found[:count]],
+        cross if is_pair else None,
+        [] if reference is None else found[count:],
+        math.sqrt(square),
+    )
 
 
 def norm(values: Tensor) -> float:
@@ -192,49 +224,61 @@ def _rounded(factor: float, piece: Piece) -> Any:
 
 
 @unheeded
-def weighted_sum(out: Tensor, values: Sequence[Tensor], factors: Sequence[float]) -> float:
-    """``out = sum of f32(factor) * values`` over flat tensors of one length, every product and sum rounded to f32.
+def weighted_sum(
+    out: Tensor, values: Sequence[Tensor], factors: Sequence[float], factor: float = 1.0, length: Norm | None = None
+) -> None:
+    """``out = f32(factor) * sum of f32(factors) * values``, every product and sum rounded to f32.
 
     A list is worked through piece by piece, all of its tensors at once, so that the sum stays in cache. Any other
     sequence may hand out the same memory with each fetch: its tensors are taken one after the other, whole.
 
-    Returns:
-        The norm of ``out``.
+    Args:
+        out, values: flat f32 tensors of one length.
+        length: takes the norm of ``out``.
     """
     if isinstance(values, list):
-        return _sum_at_once(out, values, factors)
-    length = 0.0
-    for index, factor in enumerate(factors):
-        length = add(out, values[index], factor) if index else _sum_at_once(out, [values[0]], [factor])
-    return length
+        _sum_at_once(out, values, factors, factor, length)
+        return
+    last = len(factors) - 1
+    for index, own in enumerate(factors):
+        scaled, measure = (factor, length) if index == last else (1.0, None)
+        if index == 0:
+            _sum_at_once(out, [values[0]], [own], scaled, measure)
+        else:
+            add(out, values[index], own, scaled, measure)
 
 
-def _sum_at_once(out: Tensor, values: Sequence[Tensor], factors: Sequence[float]) -> float:
-    length = Norm(out)
+def _sum_at_once(
+    out: Tensor, values: Sequence[Tensor], factors: Sequence[float], factor: float, length: Norm | None
+) -> None:
     room = scratch(out) if len(values) > 1 else None
     for target, *parts in pieces(out, *values):
         product(parts[0], factors[0], target)
-        for part, factor in zip(parts[1:], factors[1:], strict=True):
+        for part, own in zip(parts[1:], factors[1:], strict=True):
             assert room is not None
-            library(target).add(target, product(part, factor, room[: len(part)]), out=target)
-        length.take(target)
-    return length.value()
+            library(target).add(target, product(part, own, room[: len(part)]), out=target)
+        _finish(target, factor, length)
 
 
 @unheeded
-def add(out: Tensor, values: Tensor, factor: float) -> float:
-    """``out += f32(factor) * values``, product and sum each rounded to f32; returns the norm of ``out``."""
-    length, room = Norm(out), scratch(out)
+def add(out: Tensor, values: Tensor, own: float, factor: float = 1.0, length: Norm | None = None) -> None:
+    """``out = f32(factor) * (out + f32(own) * values)``; else as ``weighted_sum``."""
+    room = scratch(out)
     for target, piece in pieces(out, values):
-        library(target).add(target, product(piece, factor, room[: len(piece)]), out=target)
-        length.take(target)
-    return length.value()
+        library(target).add(target, product(piece, own, room[: len(piece)]), out=target)
+        _finish(target, factor, length)
 
 
 @unheeded
-def scale(values: Tensor, factor: float) -> float:
-    """``values *= f32(factor)``; returns their norm."""
-    length = Norm(values)
+def scale(values: Tensor, factor: float) -> None:
+    """``values *= f32(factor)``."""
     for (piece,) in pieces(values):
-        length.take(product(piece, factor, piece))
-    return length.value()
+        product(piece, factor, piece)
+
+
+def _finish(target: Piece, factor: float, length: Norm | None) -> None:
+    """What a piece that is in cache gets on top."""
+    if factor != 1.0:
+        product(target, factor, target)
+    if length is not None:
+        length.take(target)

@@ -8,19 +8,22 @@ Source: protocol v4, merge mode 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from syncer.merge import pieces
 from syncer.merge.average import average
+from syncer.merge.pieces import Products
 from syncer.merge.weights import total_weight
 
 MIN_DIRECTION = 1e-12  # below, the directions cancel: there is no mean direction to scale
+_SAFE_DIRECTION = 0.1  # from here on ||u|| may be reckoned from inner products: what f32 makes of u is below 1e-6 of it
 
 
 def radial_directional_average(
-    gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor, norms: Sequence[float] | None = None
+    gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor, known: Products | None = None
 ) -> float:
     """``out = R / ||u|| * u`` with ``R = sum w n / W`` and ``u = sum w / (W n) * d``, n the members' f64 norms.
 
@@ -30,26 +33,45 @@ def radial_directional_average(
         gradients: one [n] f32 per member; any sequence but a list is fetched once, and once more in the fallback.
         weights: one f64 per member, their sum positive.
         out: [n] f32 on the same device, overwritten.
-        norms: of the members, where they are known; with a list only.
+        known: of the members of a list, where they have been multiplied already.
 
     Returns:
-        The norm of ``out``, in f64.
+        The norm of ``out`` as the formula has it: R, or that of the average.
     """
     whole = total_weight(weights)
     if isinstance(gradients, list):
-        norms = [pieces.norm(gradient) for gradient in gradients] if norms is None else norms
+        known = pieces.products(gradients) if known is None else known
+        norms = known.norms
         moved = [index for index, length in enumerate(norms) if length != 0]
+        directions = [gradients[index] for index in moved]
         factors = [weights[index] / whole / norms[index] for index in moved]
-        direction = pieces.weighted_sum(out, [gradients[index] for index in moved], factors) if moved else 0.0
     else:
         norms, direction = _directions(gradients, weights, whole, out)
     if not any(norms):
         out.zero_()
         return 0.0
     radius = pieces.total([length * weight for length, weight in zip(norms, weights, strict=True)]) / whole
+    if isinstance(gradients, list):
+        assert known is not None
+        direction = _reckoned(known, weights, whole)
+        if direction > _SAFE_DIRECTION:
+            pieces.weighted_sum(out, directions, factors, radius / direction)
+            return radius
+        length = pieces.Norm(out)
+        pieces.weighted_sum(out, directions, factors, length=length)
+        direction = length.value()
     if direction < MIN_DIRECTION:
         return average(gradients, weights, out)
-    return pieces.scale(out, radius / direction)
+    pieces.scale(out, radius / direction)
+    return radius
+
+
+def _reckoned(known: Products, weights: Sequence[float], whole: float) -> float:
+    """``||u||`` of two members that both have a direction; 0 where it must be measured."""
+    if known.cross is None or not all(known.norms):
+        return 0.0
+    (m, n), (v, w) = known.norms, [weight / whole for weight in weights]
+    return math.sqrt(max(0.0, v * v + w * w + 2.0 * v * w * (known.cross / m / n)))
 
 
 def _directions(
@@ -59,12 +81,13 @@ def _directions(
     norms: list[float] = []
     direction = 0.0
     for gradient, weight in zip(gradients, weights, strict=True):
-        length = pieces.norm(gradient)
-        if length != 0:
-            factor = weight / whole / length
+        own = pieces.norm(gradient)
+        if own != 0:
+            factor, length = weight / whole / own, pieces.Norm(out)
             if any(norms):
-                direction = pieces.add(out, gradient, factor)
+                pieces.add(out, gradient, factor, length=length)
             else:
-                direction = pieces.weighted_sum(out, [gradient], [factor])
-        norms.append(length)
+                pieces.weighted_sum(out, [gradient], [factor], length=length)
+            direction = length.value()
+        norms.append(own)
     return norms, direction

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from experiments.merging import aligned_gain
 from syncer.merge import merge_fragment, nesterov_step
-from syncer.merge.gain import BLOCK, GAIN_LIMIT, Answers, Drive, answers_of, outer_momentum, sampled
+from syncer.merge.gain import BLOCK, DRIVE_LIMIT, Alignment, Answers, answers_of, outer_momentum, sampled
 from yeto_torch.protocol.constants import MergeMode
 from yeto_torch.protocol.layout import WireFragment
 
@@ -21,14 +21,14 @@ E0, E1 = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 1.0, 0.0])
 def rounds(gradients, lr, mu, guard="off"):
     """Gains and momenta of one learner's rounds under plain averaging, by the product's functions."""
     params, momentum = torch.zeros_like(gradients[0]), torch.zeros_like(gradients[0])
-    found = []
+    told = []
     for gradient in gradients:
         answers = answers_of([gradient], [2.0], momentum)
-        drive = answers.drive(gradient)
-        used = outer_momentum(guard, drive, lr, mu)
+        found = answers.against(gradient)
+        used = outer_momentum(guard, found, lr, mu)
         nesterov_step(params, momentum, gradient, lr, used)
-        found.append((drive.gain(lr, used), used, drive.lag))
-    return found
+        told.append((found.gain(lr, used), used, found.lag))
+    return told
 
 
 @pytest.mark.parametrize(("lr", "mu"), [(1.0, 0.0), (0.7, 0.5), (0.7, 0.9), (0.1, 0.99)])
@@ -66,7 +66,7 @@ def test_the_gain_is_that_of_the_step_the_state_makes(seed, members, mode, lr, m
     """Reckoned from the parameters themselves, as the experiments have it."""
     fragment, gradients, weights, momentum = a_round(seed, members, mode)
     merged = merge_fragment(fragment, gradients, weights, momentum, correction=True)
-    gain = answers_of(gradients, weights, momentum).drive(merged).gain(lr, mu)
+    gain = answers_of(gradients, weights, momentum).against(merged).gain(lr, mu)
     params = torch.zeros_like(momentum)
     nesterov_step(params, momentum, merged, lr, mu)
     assert gain == pytest.approx(aligned_gain(params, gradients, weights), rel=1e-4, abs=1e-5)
@@ -77,7 +77,7 @@ def test_looking_changes_nothing(seed, members):
     _, gradients, weights, momentum = a_round(seed, members)
     kept = [part.clone() for part in (*gradients, momentum)]
     answers = answers_of(gradients, weights, momentum)
-    answers.drive(gradients[0])
+    answers.against(gradients[0])
     assert all(torch.equal(a, b) for a, b in zip((*gradients, momentum), kept, strict=True))
     assert 0 <= answers.agreement <= 1 + 1e-12
     assert abs(answers.lag) <= 1 + 1e-12
@@ -99,31 +99,46 @@ def test_a_round_without_a_direction_has_no_gain(gradients, weights):
     assert outer_momentum("cap", None, 0.7, 0.9) == 0.9
 
 
-@given(st.floats(-50, 50), st.floats(-50, 50), st.floats(1e-3, 10.0), momenta, st.floats(0.05, 5.0))
+@given(st.floats(1e-3, 50), st.floats(-50, 50), st.floats(1e-3, 10.0), momenta, st.floats(0.05, 5.0))
 def test_the_cap_is_the_largest_momentum_within_the_limit(along, carried, lr, mu, limit):
-    drive = Drive(along, carried, 1.0, 0.0)
-    capped = drive.capped(lr, mu, limit)
+    found = Alignment(along, carried, 1.0, 0.0)
+    capped = found.capped(lr, mu, limit)
     assert 0 <= capped <= mu
-    if drive.gain(lr, mu) <= limit:
+    if found.drive(lr, mu) <= limit:
         assert capped == mu
         return
-    if drive.gain(lr, 0.0) > limit:
+    if lr > limit:
         assert capped == 0.0
         return
-    slack = 1e-9 * lr * (abs(along) + abs(carried))
-    assert drive.gain(lr, capped) <= limit + slack
+    slack = 1e-9 * lr * (1 + abs(carried) / along)
+    assert found.drive(lr, capped) <= limit + slack
     for share in range(1, 20):  # nothing between it (and its rounding) and mu would have done
         other = capped + 1 / 4096 + (mu - capped - 1 / 4096) * share / 20
         if other > capped + 1 / 4096:
-            assert drive.gain(lr, other) > limit - slack
+            assert found.drive(lr, other) > limit - slack
+
+
+@given(st.floats(0.01, 100.0), st.floats(-5, 5), rates, momenta)
+def test_how_long_a_merge_mode_makes_the_mean_is_not_the_outer_step_s_doing(length, lag, lr, mu):
+    plain, longer = Alignment(1.0, lag, 1.0, lag), Alignment(length, lag * length, 1.0, lag)
+    assert longer.gain(lr, mu) == pytest.approx(length * plain.gain(lr, mu), abs=1e-12)
+    assert longer.drive(lr, mu) == pytest.approx(plain.drive(lr, mu), abs=1e-12)
+    assert longer.capped(lr, mu) == pytest.approx(plain.capped(lr, mu), abs=1 / 4096)
+
+
+@pytest.mark.parametrize("along", [0.0, -1.0, 1e-9, math.nan])
+def test_a_merge_that_does_not_go_along_the_mean_is_not_judged(along):
+    found = Alignment(along, 5.0, 1.0, 0.5)
+    assert found.drive(0.7, 0.9) is None
+    assert found.capped(0.7, 0.9) == 0.9
 
 
 def test_a_steady_direction_ends_at_the_momentum_whose_gain_is_the_limit():
     """mu' = 1 - lr / limit, whatever mu was asked for; in a regime without overdrive it stays what it is."""
     for mu in (0.6, 0.9, 0.99):
         gain, used, _ = rounds([E0] * 200, 0.7, mu, "cap")[-1]
-        assert used == pytest.approx(1 - 0.7 / GAIN_LIMIT, abs=2e-3)
-        assert GAIN_LIMIT - 0.01 < gain <= GAIN_LIMIT + 1e-6
+        assert used == pytest.approx(1 - 0.7 / DRIVE_LIMIT, abs=2e-3)
+        assert DRIVE_LIMIT - 0.01 < gain <= DRIVE_LIMIT + 1e-6
     assert {used for _, used, _ in rounds([E0, -E0] * 20, 0.6, 0.9, "cap")} == {0.9}
     assert {used for _, used, _ in rounds(list(torch.eye(20)), 0.6, 0.9, "cap")} == {0.9}
 
@@ -135,17 +150,18 @@ def test_a_rate_that_is_too_large_by_itself_is_left_without_momentum():
 
 
 def test_off_is_the_momentum_that_was_asked_for_to_the_bit():
-    drive = Drive(10.0, 10.0, 1.0, 1.0)
-    assert outer_momentum("off", drive, 0.7, 1 / 3) == 1 / 3
-    assert outer_momentum("cap", drive, 0.7, 1 / 3) == 0.0
+    found = Alignment(1.0, 10.0, 1.0, 1.0)
+    assert outer_momentum("off", found, 0.7, 1 / 3) == 1 / 3
+    assert 0 < outer_momentum("cap", found, 0.7, 1 / 3) < 1 / 3
 
 
 def test_giants_and_the_faint_have_a_finite_gain():
     faint, giant = torch.full((3,), 1e-45), torch.full((3,), 2.0**100)
-    drive = answers_of([faint], [1.0], giant).drive(giant)
-    assert math.isfinite(drive.gain(0.7, 0.9))
-    assert drive.capped(0.7, 0.9) == 0.0
-    assert answers_of([giant], [1.0], faint).drive(giant).gain(0.7, 0.9) == pytest.approx(0.7 * 1.9)
+    found = answers_of([faint], [1.0], giant).against(giant)
+    assert math.isfinite(found.gain(0.7, 0.9))
+    assert found.drive(0.7, 0.9) == pytest.approx(0.7 * (1.9 + 0.81))
+    assert found.capped(0.7, 0.9) < 0.9
+    assert answers_of([giant], [1.0], faint).against(giant).gain(0.7, 0.9) == pytest.approx(0.7 * 1.9)
 
 
 # ---------------------------------------------------------------- what is looked at
@@ -182,19 +198,19 @@ def test_the_sample_tells_what_the_whole_would():
     momentum = 2 * common + torch.randn(numel, generator=rng) * scale
     fragment = WireFragment(MergeMode.RDA, (500_000, 1_500_000, 1_000_000))
     merged = merge_fragment(fragment, gradients, [1.0, 2.0, 3.0], momentum, correction=False)
-    drive = answers_of(gradients, [1.0, 2.0, 3.0], momentum).drive(merged)
+    found = answers_of(gradients, [1.0, 2.0, 3.0], momentum).against(merged)
     params, before = torch.zeros(numel), momentum.clone()
     nesterov_step(params, momentum, merged, 0.7, 0.9)
-    assert drive.gain(0.7, 0.9) == pytest.approx(aligned_gain(params, gradients, [1.0, 2.0, 3.0]), rel=0.02)
+    assert found.gain(0.7, 0.9) == pytest.approx(aligned_gain(params, gradients, [1.0, 2.0, 3.0]), rel=0.02)
     mean = sum(w / 6 * g.double() for w, g in zip((1.0, 2.0, 3.0), gradients, strict=True))
-    assert drive.lag == pytest.approx(float(mean @ before.double() / mean.norm() / before.double().norm()), abs=0.02)
+    assert found.lag == pytest.approx(float(mean @ before.double() / mean.norm() / before.double().norm()), abs=0.02)
 
 
 def test_equal_rounds_have_equal_bits_wherever_they_lie():
     """A resumed run holds the same values at other places in memory."""
     fragment, gradients, weights, momentum = a_round(7, 3, numel=40_000)
     merged = merge_fragment(fragment, gradients, weights, momentum, correction=True)
-    first = answers_of(gradients, weights, momentum).drive(merged)
+    first = answers_of(gradients, weights, momentum).against(merged)
     for offset in (1, 3):
 
         def moved(values, offset=offset):
@@ -202,4 +218,4 @@ def test_equal_rounds_have_equal_bits_wherever_they_lie():
 
         again = answers_of([moved(g) for g in gradients], weights, moved(momentum))
         assert isinstance(again, Answers)
-        assert again.drive(moved(merged)) == first
+        assert again.against(moved(merged)) == first
