@@ -55,8 +55,8 @@ def momentum_coefficient(
     if fleet.guard == "off":
         return fleet.momentum
     answers = answers_of(gradients, weights, momentum)
-    drive = None if answers is None else answers.drive(merged)
-    return outer_momentum(fleet.guard, drive, fleet.lr, fleet.momentum)
+    found = None if answers is None else answers.against(merged)
+    return outer_momentum(fleet.guard, found, fleet.lr, fleet.momentum)
 
 
 def decoded(fleet: Fleet, fragment: WireFragment, payloads: Sequence[memoryview]) -> list[Tensor]:

@@ -27,10 +27,10 @@ from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Identity
 from syncer.core.coordinator import Coordinator, Phase
-from syncer.core.drive import DriveWatch
+from syncer.core.drive import Driven, DriveWatch
 from syncer.core.ledger import LedgerRow
 from syncer.final_state import write_final_state
-from syncer.merge.gain import GAIN_LIMIT, outer_momentum
+from syncer.merge.gain import DRIVE_LIMIT, outer_momentum
 from syncer.merger import Merged, Merger, MergerEvent, PoolDrained
 from syncer.policy import SyncerPolicy
 from syncer.progress import Progress
@@ -84,7 +84,7 @@ class Actor:
     _moved_at: float = field(default_factory=clock)
 
     def __post_init__(self) -> None:
-        self._drive = DriveWatch(GAIN_LIMIT, is_capped=self.policy.outer.guard == "cap")
+        self._drive = DriveWatch(DRIVE_LIMIT, is_capped=self.policy.outer.guard == "cap")
 
     def post(self, event: ev.Event | MergerEvent, now: float, handled: Callable[[], None] | None = None) -> None:
         """Queue an event that arrived at ``now``; from any thread. ``handled`` is called once it is settled."""
@@ -266,7 +266,7 @@ class Actor:
         started = clock()
         merged = self.session.merger.take(step)
         outer, lr = self.policy.outer, self.policy.outer.lr_at(step)
-        merged.momentum = outer_momentum(outer.guard, merged.drive, lr, outer.momentum)
+        merged.momentum = outer_momentum(outer.guard, merged.alignment, lr, outer.momentum)
         self.state.commit(step, fragment, merged.gradient, lr, merged.momentum, merged.norm)
         merged.seconds += clock() - started
 
@@ -286,14 +286,15 @@ class Actor:
 
     def _driven(self, step: int, fragment: int, merged: Merged) -> dict[str, float | None]:
         """How hard this commit drove its fragment, for the tape; says so, once, when that is too hard."""
-        drive, outer, lr = merged.drive, self.policy.outer, self.policy.outer.lr_at(step)
-        if drive is None:
-            return {"gain": None, "agreement": None, "lag_cosine": None, "momentum": merged.momentum}
-        gain, enough = drive.gain(lr, merged.momentum), drive.capped(lr, outer.momentum)
-        text = self._drive.committed(fragment, gain, drive.agreement, drive.lag, enough, lr, merged.momentum)
-        if text is not None:
-            log.warning("%s", text)
-        return {"gain": gain, "agreement": drive.agreement, "lag_cosine": drive.lag, "momentum": merged.momentum}
+        mu, lr, found = merged.momentum, self.policy.outer.lr_at(step), merged.alignment
+        if found is None:
+            return {"gain": None, "drive": None, "agreement": None, "lag_cosine": None, "momentum": mu}
+        gain, drive, enough = found.gain(lr, mu), found.drive(lr, mu), found.capped(lr, self.policy.outer.momentum)
+        if drive is not None:
+            driven = Driven(drive, gain, found.agreement, found.lag or 0.0, enough)
+            if (text := self._drive.committed(fragment, driven, lr, mu)) is not None:
+                log.warning("%s", text)
+        return {"gain": gain, "drive": drive, "agreement": found.agreement, "lag_cosine": found.lag, "momentum": mu}
 
     def _broadcast(self, effect: fx.Broadcast) -> None:
         started = clock()

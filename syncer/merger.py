@@ -21,7 +21,7 @@ import torch
 
 from syncer.core import effects as fx
 from syncer.merge.correction import correction_of
-from syncer.merge.gain import Answers, Drive, answers_of
+from syncer.merge.gain import Alignment, Answers, answers_of
 from syncer.merge.iso import flatten_spectrum
 from syncer.merge.merge import merge_and_measure, total_norm
 from syncer.policy import IsoBackend, SyncerPolicy
@@ -43,7 +43,7 @@ MergerEvent = PoolEvent | PoolDrained
 class Merged:
     """One round's merged signed outer gradient and what the work took, the pool's included, in seconds.
 
-    ``drive`` is None where the answers have no mean direction; ``momentum`` is the coefficient of its commit.
+    ``alignment`` is None where the answers have no mean direction; ``momentum`` is the coefficient of its commit.
     """
 
     step: int
@@ -53,13 +53,13 @@ class Merged:
     seconds: float = 0.0
     pending: int = 0  # matrices still with the pool
     norm: float = 0.0
-    drive: Drive | None = None
+    alignment: Alignment | None = None
     momentum: float = 0.0
 
     def finish(self) -> None:
         """The gradient is whole."""
         if self.answers is not None:
-            self.drive, self.answers = self.answers.drive(self.gradient), None
+            self.alignment, self.answers = self.answers.against(self.gradient), None
         self.seconds = time.monotonic() - self.started_at
 
 

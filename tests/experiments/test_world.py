@@ -10,7 +10,7 @@ from experiments.codecs import decode_answer, encode_answer
 from experiments.configs import Fleet, Training, key_of, plain, training
 from experiments.merging import aligned_gain, layout_for, outer_gradient
 from experiments.world import Learner, World
-from syncer.merge.gain import GAIN_LIMIT
+from syncer.merge.gain import DRIVE_LIMIT
 from yeto_torch.fragments import bind
 from yeto_torch.protocol.constants import MergeMode
 from yeto_torch.protocol.layout import WireFragment
@@ -116,10 +116,10 @@ def test_under_the_guard_no_step_goes_beyond_the_limit_and_without_need_nothing_
 
     free, _ = gains(lr=0.7, momentum=0.9)
     capped, _ = gains(lr=0.7, momentum=0.9, guard="cap")
-    assert max(free) > 2 * GAIN_LIMIT
-    assert max(capped) == pytest.approx(GAIN_LIMIT, rel=1e-3)
+    assert max(free) > 2 * DRIVE_LIMIT
+    assert max(capped) == pytest.approx(DRIVE_LIMIT, rel=1e-3)
     needless, same = gains(lr=0.7, momentum=0.3, guard="cap")
-    assert max(needless) < GAIN_LIMIT
+    assert max(needless) < DRIVE_LIMIT
     assert all(torch.equal(a, b) for a, b in zip(same, gains(lr=0.7, momentum=0.3)[1], strict=True))
 
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.core.drive import MERGES, DriveWatch
+from syncer.core.drive import MERGES, Driven, DriveWatch
 
 LIMIT = 1.25
 
 
-def commits(watch, gains, fragment=0, *, agreement=0.75, lag=0.5, enough=0.375, lr=0.7, mu=0.9):
-    return [watch.committed(fragment, gain, agreement, lag, enough, lr, mu) for gain in gains]
+def commits(watch, drives, fragment=0, *, agreement=0.75, lag=0.5, enough=0.375, lr=0.7, mu=0.9):
+    return [watch.committed(fragment, Driven(drive, 2 * drive, agreement, lag, enough), lr, mu) for drive in drives]
 
 
 def test_it_speaks_once_in_one_sentence_with_the_numbers_and_the_cure():
@@ -21,8 +21,8 @@ def test_it_speaks_once_in_one_sentence_with_the_numbers_and_the_cure():
     assert before == [None] * (MERGES - 1)
     assert text == (
         "the outer step over-drives fragment 0: over its last 8 merges it went 1.50 times as far along the learners' "
-        "mean progress as they had come (at most 1.25 is sound; their agreement is 0.75, their lag cosine 0.50); lower "
-        "outer.momentum from 0.9 to about 0.38, or set outer.guard=cap, which does so merge by merge"
+        "mean progress as the merge itself, where 1.25 is the limit (gain 3.00, agreement 0.75, lag cosine 0.50); "
+        "lower outer.momentum from 0.9 to about 0.38, or set outer.guard=cap, which does so merge by merge"
     )
     assert commits(watch, [9.0] * 100) == [None] * 100
     assert commits(watch, [9.0] * 100, fragment=1) == [None] * 100
@@ -51,12 +51,6 @@ def test_single_excesses_are_noise_and_lasting_ones_are_not():
     watch = DriveWatch(LIMIT)
     assert commits(watch, [1.0] * MERGES + [2.0]) == [None] * (MERGES + 1)
     assert any(commits(watch, [2.0] * MERGES))
-
-
-def test_no_lag_yet_counts_as_none():
-    watch = DriveWatch(LIMIT)
-    commits(watch, [2.0], lag=None)
-    assert "lag cosine 0.88" in commits(watch, [2.0] * (MERGES - 1), lag=1.0)[-1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.floats(-3, 3)), max_size=80))
