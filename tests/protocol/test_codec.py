@@ -319,6 +319,20 @@ def test_soundness_is_exact_where_the_sum_of_squares_says_nothing(at, offset):
         assert codec.is_sound(torch.from_numpy(held).view(torch.float32)) is sound
 
 
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_soundness_of_every_bf16(offset):
+    every = np.arange(2**16).astype("<u2")
+    floats = torch.from_numpy(every.view(np.int16)).view(torch.bfloat16).float()
+    sound = ((floats >= -MAX_MAGNITUDE) & (floats <= MAX_MAGNITUDE)).numpy()
+    held = np.zeros(6 + offset, np.uint8)[offset:]
+    values = torch.from_numpy(held).view(torch.bfloat16)
+    for at in range(3):
+        for bits in (*every[~sound][::97], *every[sound][::97], 0x7180, 0xF180, 0x7181, 0xF181, 0x7F80, 0xFF80, 0xFFFF):
+            held[:] = np.array([0x8000, 0x3F80, 0xBF80], "<u2").view(np.uint8)  # -0, 1, -1
+            held[2 * at : 2 * at + 2] = np.array([bits], "<u2").view(np.uint8)
+            assert codec.is_sound(values) is bool(sound[bits])
+
+
 @pytest.mark.parametrize("bad", [*BAD, -1e-30])
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_q4_scales_are_checked(bad, block):

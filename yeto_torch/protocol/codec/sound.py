@@ -17,6 +17,7 @@ from yeto_torch.protocol.errors import PeerError
 PIECE = 1 << 15
 NUMPY_PIECE = 1 << 17  # numpy forks none; a piece of 512 KiB costs few calls and is still in a cache
 _INFINITY = float("inf")
+_BF16_LIMIT = int(torch.tensor(MAX_MAGNITUDE, dtype=torch.bfloat16).view(torch.int16))  # a power of two: exact
 
 
 def is_sound(values: Tensor) -> bool:
@@ -29,6 +30,9 @@ def is_sound(values: Tensor) -> bool:
         with np.errstate(all="ignore"):
             pieces = (array[first : first + NUMPY_PIECE] for first in range(0, array.size, NUMPY_PIECE))
             return all(is_piece_sound(piece) for piece in pieces)
+    if values.dtype is torch.bfloat16 and values.data_ptr() % 2 == 0:
+        bits = values.view(torch.int16).numpy()
+        return all(_are_bits_sound(bits[first : first + NUMPY_PIECE]) for first in range(0, bits.size, NUMPY_PIECE))
     return all(_has_sound_extremes(piece) for piece in torch.split(values, PIECE))
 
 
@@ -39,6 +43,14 @@ def is_piece_sound(piece: npt.NDArray[np.float32]) -> bool:
     value is, and below 2^64. Only where it is not are the extremes looked at.
     """
     return bool(np.dot(piece, piece) < _INFINITY) or _has_sound_extremes(torch.from_numpy(piece))  # NaN is not less
+
+
+def _are_bits_sound(bits: npt.NDArray[np.int16]) -> bool:
+    """``is_sound`` of a few bf16 values, aligned: as integers they are in the order of their magnitudes, NaN last.
+
+    Seen with a sign, the largest is the largest of the positive ones; seen without, of the negative ones, if any.
+    """
+    return bool(bits.max() <= _BF16_LIMIT and bits.view(np.uint16).max() <= _BF16_LIMIT | 0x8000)
 
 
 def _has_sound_extremes(values: Tensor) -> bool:
