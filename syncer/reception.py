@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import Lock, Semaphore
 
 import torch
@@ -33,6 +34,7 @@ from yeto_torch.protocol.messages import (
 )
 
 _MAX_EVENTS = 64  # unhandled events of one group
+_SHORT_BYTES = 1024 * 1024
 
 Post = Callable[[ev.Event, float, Callable[[], None] | None], None]
 """(event, arrival in monotonic seconds, what to call once it is handled)."""
@@ -48,6 +50,7 @@ class Decoding:
     def __init__(self, post: Post) -> None:
         self._post = post
         self._lock = Lock()
+        self._short = Lock()
         self._numbers = itertools.count()
         self._arrivals: dict[int, float] = {}
 
@@ -56,14 +59,19 @@ class Decoding:
         with self._lock:
             return min((now, *self._arrivals.values()))
 
-    def post(self, decode_event: Callable[[], ev.Event], now: float, handled: Callable[[], None]) -> None:
-        """Decode what arrived at ``now`` and post it; at no moment it is neither under way nor posted."""
+    def post(self, decode_event: Callable[[], ev.Event], now: float, nbytes: int, handled: Callable[[], None]) -> None:
+        """Decode ``nbytes`` that arrived at ``now`` and post it; at no moment it is neither under way nor posted.
+
+        Short tensors are decoded one after the other: many threads at it would only take the interpreter from each
+        other, and with 64 learners that cost more than the decoding.
+        """
         event = None
         with self._lock:
             number = next(self._numbers)
             self._arrivals[number] = now
         try:
-            event = decode_event()
+            with self._short if nbytes <= _SHORT_BYTES else nullcontext():
+                event = decode_event()
         finally:
             with self._lock:
                 del self._arrivals[number]
@@ -105,9 +113,9 @@ class Reception:
         """One message. Raises PeerError for what no honest peer sends."""
         match message:
             case PushFragment():
-                self._bulk(lambda: self._push(message), now)
+                self._bulk(lambda: self._push(message), now, len(message.data))
             case InitParams():
-                self._bulk(lambda: self._init(message), now)
+                self._bulk(lambda: self._init(message), now, len(message.data))
             case Heartbeat():
                 self._check_id(message.learner_id, "HEARTBEAT")
                 if not self._beats:
@@ -121,10 +129,10 @@ class Reception:
             case _:
                 raise PeerError(f"{message.TYPE.name} is not for the syncer")
 
-    def _bulk(self, decode_event: Callable[[], ev.Event], now: float) -> None:
+    def _bulk(self, decode_event: Callable[[], ev.Event], now: float, nbytes: int) -> None:
         self._tensors.acquire()
         try:
-            self._decoding.post(decode_event, now, self._tensors.release)
+            self._decoding.post(decode_event, now, nbytes, self._tensors.release)
         except PeerError:
             self._tensors.release()
             raise

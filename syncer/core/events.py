@@ -7,14 +7,17 @@ handles here: the core passes them from a push to a merge and never looks inside
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from yeto_torch.protocol.constants import MessageType
 from yeto_torch.protocol.messages import Hello
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Member:
-    """One learner in one connection generation; the unit of capture, answer and acknowledgement."""
+class Member(NamedTuple):
+    """One learner in one connection generation; the unit of capture, answer and acknowledgement.
+
+    A tuple: it is hashed and compared many times for every message.
+    """
 
     learner_id: int
     generation: int

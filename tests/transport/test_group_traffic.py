@@ -384,3 +384,44 @@ def test_frame_types_stay_what_they_are_on_the_wire(rig):
     assert recorder.wait_messages(1) == [Heartbeat(3, 17)]
     group.send(FinalManifest(4, (2, 3, 4)))
     assert peer.frame() == (11, struct.pack("<HQIQQQ", 1, 4, 3, 2, 3, 4))
+
+
+# ---------------------------------------------------------------------------------------------------- sent at once
+
+
+def test_a_short_message_has_left_when_send_returns(rig):
+    group, _, peer = rig.group(0)
+    for message in (PullReq(0, 1, 1), bcast(1), Heartbeat(0, 1)):
+        before = group.bytes_sent
+        assert group.send(message)
+        assert group.bytes_sent - before == len(raw(message))
+        assert peer.exactly(len(raw(message))) == raw(message)
+
+
+def test_bulk_of_a_group_with_data_streams_never_takes_the_short_cut(rig):
+    group, _, peer = rig.group(1, stream_wait_s=PATIENCE_S)
+    group.send(bcast(0))
+    assert peer.frame(1)[0] == M.CHUNK
+    assert not peer.readable(0)
+
+
+def test_what_did_not_fit_is_ended_by_the_writer_before_anything_else(rig):
+    """64 KiB into a socket that holds a few: the frames behind the half-sent one keep their order."""
+    layout = plain_layout(*[16_000] * 3)
+    group, _, peer = rig.group(0, buffer=SMALL_BUFFER, layout=layout)
+    messages = [bcast(0, 1, layout), PullReq(0, 1, 1), bcast(1, 2, layout), PullReq(1, 2, 1)]
+    for message in messages:
+        assert group.send(message)
+    assert group.pending()
+    assert 0 < group.bytes_sent < len(raw(messages[0]))
+    for message in messages:
+        assert peer.exactly(len(raw(message))) == raw(message)
+    until(lambda: not group.pending())
+
+
+def test_a_short_message_on_a_lost_socket_ends_the_group_as_a_long_one_does(rig):
+    group, recorder, _ = rig.group(0)
+    with group._lock:  # no reader may say it first
+        group._lines[0].stream._sock.shutdown(1)
+    group.send(PullReq(0, 1, 1))
+    assert "while writing" in recorder.wait_closed().reason

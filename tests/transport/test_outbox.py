@@ -364,3 +364,23 @@ def _check_wire(wire: list[tuple[int, bytes]], sent: list[int]) -> None:
         assert sorted(ranges) == [(offset, min(32, total - offset)) for offset in range(0, total, 32)]
     assert sorted(msg_id for msg_id, _ in parts) == list(range(len(parts)))
     assert whole + len(parts) == len(sent)
+
+
+def test_a_message_goes_at_once_only_where_nothing_is_before_it():
+    box = outbox(0)
+    assert b"".join(box.at_once(PullReq(0, 1, 1), 0.0)) == raw(PullReq(0, 1, 1))
+    assert not box.pending(), "the sender has it, or what is left of it"
+    job = box.begun([memoryview(b"rest")])
+    assert (text(job), job.nbytes, box.pending()) == (b"rest", 4, True)
+    assert box.at_once(PullReq(1, 2, 1), 0.0) is None
+    box.put(PullReq(1, 2, 1))
+    assert box.done(job) is None
+    assert box.at_once(Heartbeat(0, 1), 0.0) is None, "something waits"
+    assert drain(box) == [raw(PullReq(1, 2, 1))]
+
+
+def test_bulk_goes_at_once_only_where_it_goes_plain():
+    declared, plain = outbox(1), outbox(0)
+    assert declared.at_once(bcast(0, 1), 0.0) is None
+    assert declared.at_once(PullReq(0, 1, 1), 0.0) is not None
+    assert b"".join(plain.at_once(bcast(0, 1), 0.0)) == raw(bcast(0, 1))

@@ -17,7 +17,7 @@ Source: protocol v4, connection group; rulings on frames, streams, slow peers an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
@@ -29,12 +29,10 @@ from yeto_torch.protocol.errors import CongestedError, LocalError, PeerError
 from yeto_torch.protocol.frames import Frame, FrameReader
 from yeto_torch.protocol.limits import GroupLimits
 from yeto_torch.protocol.messages import (
-    BcastFragment,
+    Buffer,
+    BulkMessage,
     Error,
-    FinalFragment,
-    InitParams,
     Message,
-    PushFragment,
     decode,
 )
 from yeto_torch.transport.outbox import Job, Outbox
@@ -46,9 +44,14 @@ log = logging.getLogger(__name__)
 _LAST_WORD_S = 0.3
 # on_closed waits this long for on_message calls still running, so that what they hand on comes before it.
 _CALLBACK_S = 1.0
+_SHORT_BYTES = 64 * 1024  # a longer message is worth waking a writer for
 # Received messages whose memory waits to be used again, in the whole process. A syncer takes an answer, decodes it and
 # lets it go; a learner lets go of one anchor as it adopts the next, and has little memory to spare.
 _SPARE = {Direction.TO_SYNCER: Spare(4), Direction.TO_LEARNER: Spare(2)}
+
+
+def _is_short(message: Message) -> bool:
+    return not isinstance(message, BulkMessage) or len(memoryview(message.data).cast("B")) <= _SHORT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class _Line:
         self.stream = stream
         self.work = Condition(lock)
         self.threads: list[Thread] = []
+        self.half_sent: list[Job] = []  # at most one, begun by the sender and to be ended by the writer
 
 
 class Group:
@@ -219,12 +223,16 @@ class Group:
     def send(self, message: Message, on_sent: Callable[[], None] | None = None) -> bool:
         """Queue a message; never blocks. False when the group is closed and the message was dropped.
 
+        A short one goes out at once, on the calling thread, where nothing is before it: waking a writer costs more.
+
         A queued message of the same type and fragment is replaced, and its ``on_sent`` never called. ``on_sent`` is
         called on a writer thread when the kernel has the last byte.
         """
         with self._lock:
             if self._closing is not None:
                 return False
+            if on_sent is None and self._started and _is_short(message) and self._send_now(message):
+                return True
             self._outbox.put(message, on_sent)
             self._kick()
             return True
@@ -297,7 +305,7 @@ class Group:
     def _accept(self, stream: Stream, frame: Frame, now: float) -> bool:
         """Hand one frame on; False when the group is closing."""
         message = decode(frame.kind, frame.payload)
-        if isinstance(message, (InitParams, PushFragment, BcastFragment, FinalFragment)):
+        if isinstance(message, BulkMessage):
             self.limits.check_bulk(message)
         elif isinstance(message, Error):
             text = None if stream.index else message.text
@@ -306,7 +314,7 @@ class Group:
         elif stream.index:
             raise PeerError(f"{frame.kind.name} on {stream}: control frames belong on stream 0")
         with self._lock:
-            if self._closing is not None:
+            if self.closed:
                 return False
             self._callbacks += 1
         try:
@@ -314,7 +322,10 @@ class Group:
         finally:
             with self._lock:
                 self._callbacks -= 1
-                self._changed.notify_all()
+                if (
+                    self._closing is not None
+                ):  # before that nobody waits for it, and a wake-up costs as much as a message
+                    self._changed.notify_all()
         return True
 
     def _discard(self, stream: Stream) -> None:
@@ -329,6 +340,24 @@ class Group:
         self._end(Closed(reason, error=error))
 
     # ------------------------------------------------------------------------------------------ writing
+
+    def _send_now(self, message: Message) -> bool:
+        """Send on stream 0 without waiting, if that is free; what does not go out now is left to its writer.
+
+        Whatever goes wrong the writer will meet too, and end the group.
+        """
+        line = self._lines[0]
+        with suppress(Exception):
+            parts: Sequence[Buffer] | None = self._outbox.at_once(message, clock())
+            if parts is None:
+                return False
+            with suppress(OSError):
+                parts = line.stream.write_now(parts)
+            if parts:
+                line.half_sent.append(self._outbox.begun(parts))
+                line.work.notify()
+            return True
+        return False
 
     def _write(self, line: _Line) -> None:
         stream = line.stream
@@ -363,6 +392,8 @@ class Group:
         index = line.stream.index
         with self._lock:
             while not self._dead:
+                if line.half_sent:
+                    return line.half_sent.pop()
                 now = clock()
                 self._kick(now)
                 job = self._outbox.take(index, now)

@@ -21,7 +21,7 @@ Source: protocol v4, bulk striping; rulings on slow peers and heartbeats.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from yeto_torch.protocol.chunks import Slicer
@@ -125,6 +125,20 @@ class Outbox:
             return self._first is not None or 0 in self._writing
         queued = self._first is not None or bool(self._control) or bool(self._bulk)
         return queued or bool(self._writing) or any(self._lanes.values())
+
+    def at_once(self, message: Message, now: float) -> tuple[Buffer, ...] | None:
+        """The frame of ``message``, if it would be the very next one on stream 0 and nothing is being written there.
+
+        It is the caller's then to send; ``begun`` takes what is left of it.
+        """
+        if 0 in self._writing or self._first is not None or self._control or self._bulk:
+            return None
+        return encode(message) if not is_bulk(message) or self._plain(now) else None
+
+    def begun(self, parts: Sequence[Buffer]) -> Job:
+        """The rest of a frame that was sent at once in part; its writer calls ``done``."""
+        self._writing.add(0)
+        return Job(0, tuple(parts), sum(map(len, parts)), _Shipment(1, None, sliced=False))
 
     def next_deadline(self, now: float) -> float | None:
         """When held bulk may go although streams are missing; None if nothing waits for that."""

@@ -165,6 +165,10 @@ def linger(sock: Socket, deadline: float) -> None:
             drained += count
 
 
+def _views(parts: Sequence[Buffer]) -> list[memoryview]:
+    return [view for part in parts if (view := memoryview(part).cast("B"))]
+
+
 class Stream:
     """One connected socket and its counters. One thread may read and another write.
 
@@ -206,27 +210,38 @@ class Stream:
         """Hand all parts to the kernel, nothing joined, and nothing copied but by TLS.
 
         Raises TimeoutError when not a single byte was accepted for ``timeout_s``, another OSError when the socket
-        is lost. This is the only place that writes to a socket.
+        is lost.
         """
-        views = [view for part in parts if (view := memoryview(part).cast("B"))]
-        while views:
-            count = self._write_some(views[:_MAX_PARTS], timeout_s)
-            self.bytes_sent += count
-            while views and count >= len(views[0]):
-                count -= len(views.pop(0))
-            if count:
-                views[0] = views[0][count:]
-
-    def _write_some(self, views: Sequence[memoryview], timeout_s: float) -> int:
+        views = _views(parts)
         deadline = clock() + timeout_s
-        while True:
-            try:
-                return self._sock.sendmsg(views, (), socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                left = deadline - clock()
-                if left <= 0:
-                    raise TimeoutError(f"not a byte was accepted for {timeout_s:g} s") from None
-                self._writable.poll(1000 * left)
+        while views:
+            if self._write_some(views):
+                deadline = clock() + timeout_s
+                continue
+            left = deadline - clock()
+            if left <= 0:
+                raise TimeoutError(f"not a byte was accepted for {timeout_s:g} s")
+            self._writable.poll(1000 * left)
+
+    def write_now(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Hand over what the kernel takes of ``parts`` without waiting; the rest comes back. Raises OSError."""
+        views = _views(parts)
+        while views and self._write_some(views):
+            pass
+        return views
+
+    def _write_some(self, views: list[memoryview]) -> bool:
+        """The only call that writes to a socket; what it took is cut off. False when the kernel has no room."""
+        try:
+            count = self._sock.sendmsg(views[:_MAX_PARTS], (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        self.bytes_sent += count
+        while views and count >= len(views[0]):
+            count -= len(views.pop(0))
+        if count:
+            views[0] = views[0][count:]
+        return True
 
     def linger(self, deadline: float) -> None:
         linger(self._sock, deadline)
