@@ -21,8 +21,8 @@ sum decides nothing. A learning rate above the limit is too large by itself, and
 not go along the learners' mean there is no drive and no cap. All of it follows from the round and the momentum: a
 resumed run caps as the first one did.
 
-Estimated on a fixed subset, blocks of 4 KiB spread evenly: 1/64 of a fragment, and at least 2^14 and at most 2^16
-values. Sums are f64.
+Estimated on a fixed subset, 64 blocks spread evenly over the fragment: 1/256 of it, but at least 2^12 and at most 2^14
+values; to about 1 %. Sums are f64.
 
 Source: the key ``outer.guard``.
 """
@@ -33,14 +33,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from syncer.merge import pieces
 from syncer.merge.weights import total_weight
 
 DRIVE_LIMIT = 1.25
-BLOCK = 1024  # values
-FEWEST_BLOCKS, MOST_BLOCKS = 16, 64
+BLOCKS = 64
+SHORTEST_BLOCK, LONGEST_BLOCK = 64, 256  # values
 _MOMENTUM_STEPS = 4096
 _LEAST_ALONG = 1e-6  # a merged gradient across the mean has no drive; iso's shortest are longer
 
@@ -84,9 +87,9 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the answers say of themselves, before they are merged. ``mean``: D, sampled, [k] f64."""
+    """What the answers say of themselves, before they are merged. ``mean``: D as far as it is looked at, [k]."""
 
-    mean: Tensor
+    mean: NDArray[np.float64]
     square: float
     carried: float
     agreement: float
@@ -94,7 +97,7 @@ class Answers:
 
     def against(self, merged: Tensor) -> Alignment:
         """With the merged gradient [n] f32 they lead to."""
-        along = float(torch.dot(sampled(merged), self.mean)) / self.square
+        along = float(sampled([merged])[0] @ self.mean) / self.square
         return Alignment(along, self.carried, self.agreement, self.lag)
 
 
@@ -109,30 +112,37 @@ def answers_of(gradients: Sequence[Tensor], weights: Sequence[float], momentum: 
     whole = total_weight(weights)
     if not whole > 0:
         return None
-    before = sampled(momentum)
-    mean = torch.zeros_like(before)
-    sums = []
-    for gradient, weight in zip(gradients, weights, strict=True):
-        part = sampled(gradient)
-        sums.append(torch.dot(part, part))
-        mean += part.mul_(weight / whole)
-    sums += [torch.dot(mean, mean), torch.dot(before, mean), torch.dot(before, before)]
-    *squares, square, inner, momentum_square = torch.stack(sums).tolist()
+    *answers, before = sampled([*gradients, momentum])
+    shares = [weight / whole for weight in weights]
+    mean = np.zeros_like(before)
+    for share, answer in zip(shares, answers, strict=True):
+        mean += share * answer
+    square, carried, momentum_square = (float(a @ b) for a, b in ((mean, mean), (before, mean), (before, before)))
     if not square > 0:
         return None
-    length = sum(weight * math.sqrt(own) for weight, own in zip(weights, squares, strict=True)) / whole
-    lag = inner / math.sqrt(square * momentum_square) if momentum_square > 0 else None
-    return Answers(mean, square, inner / square, math.sqrt(square) / length, lag)
+    length = pieces.total(
+        [share * math.sqrt(float(answer @ answer)) for share, answer in zip(shares, answers, strict=True)]
+    )
+    lag = carried / math.sqrt(square * momentum_square) if momentum_square > 0 else None
+    return Answers(mean, square, carried / square, math.sqrt(square) / length, lag)
 
 
-def sampled(values: Tensor) -> Tensor:
-    """The values of [n] f32 that are looked at, in order, as fresh f64 on the same device."""
-    numel = values.numel()
-    blocks = min(max(numel // (64 * BLOCK), FEWEST_BLOCKS), MOST_BLOCKS)
-    if numel <= blocks * BLOCK:
-        return values.to(torch.float64)
-    stride = (numel - BLOCK) // (blocks - 1)
-    return values.unfold(0, BLOCK, stride)[:blocks].to(torch.float64).reshape(-1)
+def sampled(tensors: Sequence[Tensor]) -> NDArray[np.float64]:
+    """What is looked at of flat f32 tensors of one length, in order: [tensors, k] f64, on the CPU."""
+    numel = tensors[0].numel()
+    every = numel // BLOCKS
+    length = min(max(every // 256, SHORTEST_BLOCK), LONGEST_BLOCK)
+    if every <= length:  # a small fragment is one block
+        blocks, every, length = 1, numel, numel
+    else:
+        blocks = BLOCKS
+    out = np.empty((len(tensors), blocks, length))
+    parts = [tensor[: blocks * every].view(blocks, every)[:, :length] for tensor in tensors]
+    if tensors[0].device.type != "cpu":
+        parts = list(torch.stack(parts).cpu())  # one trip
+    for row, part in zip(out, parts, strict=True):
+        row[:] = part.numpy()
+    return out.reshape(len(tensors), -1)
 
 
 def outer_momentum(guard: str, found: Alignment | None, lr: float, mu: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.merging import aligned_gain
 from syncer.merge import merge_fragment, nesterov_step
-from syncer.merge.gain import BLOCK, DRIVE_LIMIT, Alignment, Answers, answers_of, outer_momentum, sampled
+from syncer.merge.gain import BLOCKS, DRIVE_LIMIT, Alignment, Answers, answers_of, outer_momentum, sampled
 from yeto_torch.protocol.constants import MergeMode
 from yeto_torch.protocol.layout import WireFragment
 
@@ -167,25 +168,21 @@ def test_giants_and_the_faint_have_a_finite_gain():
 # ---------------------------------------------------------------- what is looked at
 
 
-@pytest.mark.parametrize("numel", [1, 5, 16 * BLOCK])
+@pytest.mark.parametrize("numel", [1, 5, 4096, 4159])
 def test_a_small_fragment_is_looked_at_whole(numel):
     values = torch.arange(numel, dtype=torch.float32)
-    assert torch.equal(sampled(values), values.double())
-    assert sampled(values).data_ptr() != values.data_ptr()
+    assert sampled([values, 2 * values]).tolist() == [values.tolist(), (2 * values).tolist()]
 
 
-@pytest.mark.parametrize("numel", [16 * BLOCK + 1, 100_003, 1_500_000, 1 << 22, (1 << 22) + 1, 9_999_991])
+@pytest.mark.parametrize("numel", [4160, 100_003, 1_500_000, 1 << 22, (1 << 22) + 1, 8_388_607, 20_000_003])
 def test_of_a_large_one_fixed_blocks_spread_evenly(numel):
-    found = sampled(torch.arange(numel, dtype=torch.float32).remainder_(1 << 23)).long()
-    blocks = found.view(-1, BLOCK)
-    assert 16 * BLOCK <= len(found) <= min(numel, 64 * BLOCK)
-    assert len(found) == 16 * BLOCK or len(found) * 64 <= numel
-    if numel < 1 << 23:  # f32 still counts by one
-        assert torch.equal(blocks - blocks[:, :1], torch.arange(BLOCK).expand_as(blocks))
-        gaps = blocks[1:, 0] - blocks[:-1, 0]
-        assert gaps.min() == gaps.max() >= BLOCK
-        assert blocks[0, 0] == 0
-        assert numel - BLOCK - blocks[-1, 0] < len(blocks)
+    found = sampled([torch.arange(numel, dtype=torch.float32)])[0]
+    assert 4096 <= len(found) <= 1 << 14
+    assert len(found) == 4096 or len(found) * 256 <= numel
+    if numel < 1 << 24:  # f32 still counts by one
+        blocks = found.reshape(BLOCKS, -1)
+        assert (blocks - blocks[:, :1] == np.arange(blocks.shape[1])).all()
+        assert (blocks[:, 0] == numel // BLOCKS * np.arange(BLOCKS)).all()
 
 
 def test_the_sample_tells_what_the_whole_would():
@@ -201,9 +198,9 @@ def test_the_sample_tells_what_the_whole_would():
     found = answers_of(gradients, [1.0, 2.0, 3.0], momentum).against(merged)
     params, before = torch.zeros(numel), momentum.clone()
     nesterov_step(params, momentum, merged, 0.7, 0.9)
-    assert found.gain(0.7, 0.9) == pytest.approx(aligned_gain(params, gradients, [1.0, 2.0, 3.0]), rel=0.02)
+    assert found.gain(0.7, 0.9) == pytest.approx(aligned_gain(params, gradients, [1.0, 2.0, 3.0]), rel=0.03)
     mean = sum(w / 6 * g.double() for w, g in zip((1.0, 2.0, 3.0), gradients, strict=True))
-    assert found.lag == pytest.approx(float(mean @ before.double() / mean.norm() / before.double().norm()), abs=0.02)
+    assert found.lag == pytest.approx(float(mean @ before.double() / mean.norm() / before.double().norm()), abs=0.03)
 
 
 def test_equal_rounds_have_equal_bits_wherever_they_lie():
