@@ -30,9 +30,9 @@ from syncer.core.coordinator import Coordinator, Phase
 from syncer.core.drive import Driven, DriveWatch
 from syncer.core.ledger import LedgerRow
 from syncer.final_state import write_final_state
-from syncer.merge.gain import DRIVE_LIMIT, outer_momentum
+from syncer.merge.gain import outer_momentum
 from syncer.merger import Merged, Merger, MergerEvent, PoolDrained
-from syncer.policy import SyncerPolicy
+from syncer.policy import DRIVE_LIMIT, SyncerPolicy
 from syncer.progress import Progress
 from syncer.server import Server
 from syncer.state import GlobalState

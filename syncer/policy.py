@@ -12,6 +12,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Literal
 
+DRIVE_LIMIT = 1.25
+"""Where the band of the outer step's drive ends: beyond, the syncer warns, and ``outer.guard=cap`` lowers momentum."""
+
 
 class IsoBackend(IntEnum):
     """Who computes the SVD of an iso merge; the value is the checkpoint's backend byte."""

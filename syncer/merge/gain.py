@@ -22,7 +22,7 @@ not go along the learners' mean there is no drive and no cap. All of it follows 
 resumed run caps as the first one did.
 
 Estimated on a fixed subset, 64 blocks spread evenly over the fragment: 1/256 of it, but at least 2^12 and at most 2^14
-values; to about 1 %. Sums are f64.
+values; to a few per cent. Sums are f64.
 
 Source: the key ``outer.guard``.
 """
@@ -40,8 +40,8 @@ from torch import Tensor
 
 from syncer.merge import pieces
 from syncer.merge.weights import total_weight
+from syncer.policy import DRIVE_LIMIT
 
-DRIVE_LIMIT = 1.25
 BLOCKS = 64
 SHORTEST_BLOCK, LONGEST_BLOCK = 64, 256  # values
 _MOMENTUM_STEPS = 4096

@@ -59,21 +59,24 @@ def whole_column(key: str, values: Sequence[Any], lines: Lines, most: int = _LAR
     raise _misfit(key, values, lines, fits, f"a whole number from 0 to {most}")
 
 
-def number_column(key: str, values: Sequence[Any], lines: Lines, may_be_null: bool = False) -> Numbers:
+def number_column(
+    key: str, values: Sequence[Any], lines: Lines, may_be_null: bool = False, may_be_negative: bool = False
+) -> Numbers:
     """Null becomes NaN."""
     most = _LARGEST_TIME_S if key == "time" else _LARGEST_NUMBER
+    least = -most if may_be_negative else 0.0
     kinds = {int, float, type(None)} if may_be_null else {int, float}
     if set(map(type, values)) <= kinds:
         with suppress(OverflowError):
             column = np.array(values, dtype=float)
             nulls = values.count(None) if may_be_null else 0
-            if not ((column < 0) | (column > most)).any() and np.isnan(column).sum() == nulls:
+            if not ((column < least) | (column > most)).any() and np.isnan(column).sum() == nulls:
                 return column
 
     def fits(value: Any) -> bool:
-        return type(value) in kinds and (value is None or 0 <= value <= most)
+        return type(value) in kinds and (value is None or least <= value <= most)
 
-    raise _misfit(key, values, lines, fits, f"a number from 0 to {most:g}{' or null' if may_be_null else ''}")
+    raise _misfit(key, values, lines, fits, f"a number from {least:g} to {most:g}{' or null' if may_be_null else ''}")
 
 
 def _misfit(key: str, values: Sequence[Any], lines: Lines, fits: Callable[[Any], bool], legal: str) -> StateError:

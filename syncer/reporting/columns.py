@@ -43,6 +43,7 @@ class Columns:
         step, fragment, attempt, quorum: [rounds].
         time: [rounds] unix seconds of the commit.
         ms, quorum_ms, grace_ms, sync_ms, gnorm: [rounds]; NaN where the line has null.
+        drive, agreement, lag_cosine, momentum: [rounds]; NaN where the line has null, or is older than these keys.
         member_round, member_learner, member_answered: [members] whom each round's last attempt had captured.
         answer_round, answer_learner, staleness, c_steps, nbytes, contribution: [answers].
         rejected: (row of the round, reason, answers not counted since the round before).
@@ -61,6 +62,10 @@ class Columns:
     grace_ms: Numbers
     sync_ms: Numbers
     gnorm: Numbers
+    drive: Numbers
+    agreement: Numbers
+    lag_cosine: Numbers
+    momentum: Numbers
     member_round: Whole
     member_learner: Whole
     member_answered: NDArray[np.bool_]
@@ -79,6 +84,8 @@ class Columns:
 _WHOLE = ("step", "fragment", "attempt", "quorum")
 _NUMBERS = ("time", "ms", "quorum_ms", "grace_ms", "sync_ms", "gnorm")
 _MAY_BE_NULL = ("quorum_ms", "grace_ms", "sync_ms", "gnorm")
+_MAY_BE_MISSING = ("drive", "agreement", "lag_cosine", "momentum")
+_MAY_BE_NEGATIVE = ("drive", "lag_cosine")
 _LISTS = ("expected", "responded", "responders")
 _ANSWER = ("id", "staleness", "c_steps", "bytes", "contribution")
 _fields, _answer = itemgetter(*_WHOLE, *_NUMBERS), itemgetter(*_ANSWER)
@@ -126,7 +133,7 @@ def _round(line: int, entry: Mapping[str, Any]) -> _Round:
         if type(rejected) is not dict:
             raise TypeError
         marks = [who in said for who in expected]
-        fields = _fields(entry)
+        fields = (*_fields(entry), *map(entry.get, _MAY_BE_MISSING))
     except KeyError as error:
         raise StateError(f"line {line}: {error.args[0]} is missing") from error
     except TypeError as error:
@@ -138,9 +145,10 @@ def _round(line: int, entry: Mapping[str, Any]) -> _Round:
 
 def _columns(rounds: list[_Round], events: list[Event], superseded: int) -> Columns:
     lines = [round_.line for round_ in rounds]
-    fields = _by_key((*_WHOLE, *_NUMBERS), [round_.fields for round_ in rounds])
+    fields = _by_key((*_WHOLE, *_NUMBERS, *_MAY_BE_MISSING), [round_.fields for round_ in rounds])
     whole = {key: whole_column(key, fields[key], lines) for key in _WHOLE}
     numbers = {key: number_column(key, fields[key], lines, key in _MAY_BE_NULL) for key in _NUMBERS}
+    later = {key: number_column(key, fields[key], lines, True, key in _MAY_BE_NEGATIVE) for key in _MAY_BE_MISSING}
     answers = _by_key(_ANSWER, [answer for round_ in rounds for answer in round_.answers])
     expected = list(chain.from_iterable(round_.expected for round_ in rounds))
     members = _rows([len(round_.expected) for round_ in rounds])
@@ -161,6 +169,10 @@ def _columns(rounds: list[_Round], events: list[Event], superseded: int) -> Colu
         grace_ms=numbers["grace_ms"],
         sync_ms=numbers["sync_ms"],
         gnorm=numbers["gnorm"],
+        drive=later["drive"],
+        agreement=later["agreement"],
+        lag_cosine=later["lag_cosine"],
+        momentum=later["momentum"],
         member_round=members,
         member_learner=np.searchsorted(learners, captured),
         member_answered=np.fromiter(chain.from_iterable(round_.marks for round_ in rounds), dtype=bool),

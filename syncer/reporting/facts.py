@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from syncer.policy import DRIVE_LIMIT
 from syncer.reporting.checks import Numbers
 from syncer.reporting.columns import Columns, Event
 from syncer.reporting.series import COLUMNS, Series, series_of
@@ -48,6 +49,7 @@ class Summary:
     retries: int
     rejected: tuple[tuple[str, int], ...]
     refused: int
+    over_driven: float | None  # of the merges whose drive is known, those beyond its limit
 
     @property
     def duration_s(self) -> float:
@@ -115,6 +117,7 @@ def _summary(columns: Columns, fragments: int, behind: Numbers) -> Summary:
     for _, reason, count in columns.rejected:
         rejected[reason] += count
     outcome, reason = _outcome(columns.events)
+    known = columns.drive[~np.isnan(columns.drive)]
     return Summary(
         outcome=outcome,
         reason=reason,
@@ -137,6 +140,7 @@ def _summary(columns: Columns, fragments: int, behind: Numbers) -> Summary:
         fresh=float((behind == 0).mean()) if len(behind) else 1.0,
         retries=int(np.maximum(columns.attempt - 1, 0).sum()),
         rejected=tuple(rejected.most_common()),
+        over_driven=float((known > DRIVE_LIMIT).mean()) if len(known) else None,
         refused=sum(event.name == "reject" and event.fields.get("what") == "hello" for event in columns.events),
     )
 

@@ -15,6 +15,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from syncer.policy import DRIVE_LIMIT
 from syncer.reporting import plots, timeline, words
 from syncer.reporting.columns import Event
 from syncer.reporting.facts import Facts, LearnerRow, Summary
@@ -98,6 +99,7 @@ def _sections(facts: Facts) -> list[Section]:
     )
     shown = f" The {plots.ROWS} that missed most are shown." if len(ids) > plots.ROWS else ""
     staleness = plots.staleness(series) if summary.fresh < 1 else ""
+    driven = "" if summary.over_driven is None else plots.drive(series)
     trouble = sum(number for _, number in summary.rejected) + summary.retries
     return [
         _section("pace", "Pace", _pace(summary), timeline.pace(facts), "Level stretches are pauses."),
@@ -108,6 +110,7 @@ def _sections(facts: Facts) -> list[Section]:
         _section("contributions", "Who contributed", _share(facts), plots.contributions(series, ids), _WEIGHT),
         _section("staleness", "How stale the answers were", _fresh(summary), staleness, stale),
         _section("norms", "How far a merge moves", _norm(facts), plots.norms(series), _NORM),
+        _section("drive", "How hard the outer step drives", _drive(summary), driven, _DRIVE),
         _section("trouble", "What did not count", _trouble(summary), plots.trouble(series) if trouble else "", ""),
         _section("events", "What happened", _happened(facts), timeline.events(facts) if facts.events else "", ""),
     ]
@@ -119,6 +122,10 @@ _LATENCY = (
 _PRESENT = "A learner is captured by a round if it is connected at its launch; only then may it answer."
 _WEIGHT = "A learner's part in a merge is its tokens² / steps over the sum of all that answered."
 _AT_ONCE = "every round was merged at its first attempt"
+_DRIVE = (
+    "How far a step went along the learners' mean progress, in units of what the merge itself would have gone; the "
+    f"dashed line is its limit, {DRIVE_LIMIT:g}. Agreement: the mean answer's length over the answers' mean length."
+)
 _NORM = "The Euclidean length of the merged outer gradient, before the outer learning rate and momentum."
 
 
@@ -171,6 +178,14 @@ def _norm(facts: Facts) -> str:
     if not ratios:
         return "Too few rounds to tell a direction."
     return f"From a fragment's first round to its last, the norm changed by a factor of {np.median(ratios):.2g}."
+
+
+def _drive(summary: Summary) -> str:
+    if summary.over_driven is None:
+        return "The tape does not tell."
+    if summary.over_driven == 0:
+        return "Every merge was within the limit."
+    return f"{words.percent(summary.over_driven)} of the merges were driven beyond the limit."
 
 
 def _trouble(summary: Summary) -> str:

@@ -13,6 +13,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
+from syncer.policy import DRIVE_LIMIT
 from syncer.reporting.checks import Numbers
 from syncer.reporting.series import BEHIND, Series
 from syncer.reporting.style import AGES, BLUE, EMPTY, INK, LEARNERS, MUTED, ORANGE, OTHERS, RED, TEAL, legend, picture
@@ -20,6 +21,7 @@ from syncer.reporting.style import AGES, BLUE, EMPTY, INK, LEARNERS, MUTED, ORAN
 ROWS = 24  # learners with a row of their own in the picture of participation
 _FRAGMENT_LINES = 8  # more are shown as one band
 _LOG_SPREAD = 30.0  # a longest round this many times the middle one calls for a logarithmic axis
+_DRIVE_SPREAD = 10.0  # beyond, the axis is logarithmic
 _DOTS = 60  # so few columns are marked one by one
 
 
@@ -138,6 +140,27 @@ def norms(series: Series) -> str:
         legend(axes)
 
     return picture("norms", draw, 2.8)
+
+
+def drive(series: Series) -> str:
+    """How hard the outer step drives, where its band ends, and what the learners' answers say of each other."""
+    x, band = _middles(series), series.drive
+
+    def draw(axes: Axes) -> None:
+        axes.fill_between(x, band.low, band.high, color=BLUE, alpha=0.16, lw=0)
+        axes.plot(x, band.middle, color=BLUE, label="drive", **_marks(series))
+        axes.plot(x, series.agreement, color=TEAL, lw=1.4, label="agreement of the learners")
+        axes.plot(x, series.lag_cosine, color=ORANGE, lw=1.4, label="cosine with the momentum")
+        axes.plot(x, series.momentum, color=OTHERS, lw=1.4, label="momentum coefficient")
+        axes.axhline(DRIVE_LIMIT, color=RED, lw=1.0, ls="--")
+        least, most = (float(extreme) for extreme in (np.nanmin(band.low), np.nanmax(band.high)))
+        if max(-least, most) > _DRIVE_SPREAD:
+            axes.set_yscale("symlog", linthresh=_DRIVE_SPREAD)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        _rounds(axes, series)
+        legend(axes)
+
+    return picture("drive", draw, 2.4)
 
 
 def trouble(series: Series) -> str:

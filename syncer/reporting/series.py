@@ -37,7 +37,7 @@ class Series:
         per_column: rounds in a column (the last may have fewer).
         step: [C + 1] the outer steps at which columns begin; the last one is behind the run.
         ends, time, nbytes_total: [C] a column's last step, when it was committed, the bytes of all answers by then.
-        ms, gnorm: bands; quorum_ms, sync_ms: [C] medians.
+        ms, gnorm, drive: bands; quorum_ms, sync_ms, agreement, lag_cosine, momentum: [C] medians.
         answered, missed: [learners, C] shares of the column's rounds; what is left, the learner was not there.
         contribution: [learners, C] mean share of the merge.
         behind: [BEHIND + 1, C] shares of the answers that were 0, 1, ... versions behind.
@@ -55,6 +55,10 @@ class Series:
     sync_ms: Numbers
     gnorm: Band
     gnorm_by_fragment: Numbers
+    drive: Band
+    agreement: Numbers
+    lag_cosine: Numbers
+    momentum: Numbers
     answered: Numbers
     missed: Numbers
     contribution: Numbers
@@ -104,6 +108,10 @@ def series_of(columns: Columns, fragments: int, behind: Numbers, most: int = COL
         sync_ms=grid.band(columns.sync_ms).middle,
         gnorm=grid.band(columns.gnorm),
         gnorm_by_fragment=_by_fragment(columns, fragments, grid),
+        drive=grid.band(columns.drive),
+        agreement=grid.band(columns.agreement).middle,
+        lag_cosine=grid.band(columns.lag_cosine).middle,
+        momentum=grid.band(columns.momentum).middle,
         answered=grid.sums(many, columns.member_learner[said], columns.member_round[said]) / grid.rounds,
         missed=grid.sums(many, columns.member_learner[~said], columns.member_round[~said]) / grid.rounds,
         contribution=grid.sums(many, columns.answer_learner, columns.answer_round, columns.contribution) / grid.rounds,

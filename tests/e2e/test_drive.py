@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from syncer.core.drive import MERGES
-from syncer.merge.gain import DRIVE_LIMIT
+from syncer.policy import DRIVE_LIMIT
 from tests.support.files import saved
 from tests.support.peer import Peer, random_values
 from yeto_torch.protocol.constants import MergeMode

@@ -10,7 +10,7 @@ from experiments.codecs import decode_answer, encode_answer
 from experiments.configs import Fleet, Training, key_of, plain, training
 from experiments.merging import aligned_gain, layout_for, outer_gradient
 from experiments.world import Learner, World
-from syncer.merge.gain import DRIVE_LIMIT
+from syncer.policy import DRIVE_LIMIT
 from yeto_torch.fragments import bind
 from yeto_torch.protocol.constants import MergeMode
 from yeto_torch.protocol.layout import WireFragment

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from experiments.merging import aligned_gain
 from syncer.merge import merge_fragment, nesterov_step
-from syncer.merge.gain import BLOCKS, DRIVE_LIMIT, Alignment, Answers, answers_of, outer_momentum, sampled
+from syncer.merge.gain import BLOCKS, Alignment, Answers, answers_of, outer_momentum, sampled
+from syncer.policy import DRIVE_LIMIT
 from yeto_torch.protocol.constants import MergeMode
 from yeto_torch.protocol.layout import WireFragment
 

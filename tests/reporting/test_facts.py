@@ -105,6 +105,22 @@ def test_two_rounds_a_column_keep_the_extremes_and_the_shares():
     assert series.gnorm_by_fragment.tolist() == [[8, 2], [4, 1]]
 
 
+def test_the_drive_by_hand_and_a_tape_that_is_older_than_it():
+    drives = [1.0, 1.5, None, 1.25, -2.0, 3.0]
+    lines = [merge(n, [answer(0)], drive=drive, lag_cosine=-0.5) for n, drive in enumerate(drives, start=1)]
+    found = facts(lines, most_columns=2)
+    assert found.summary.over_driven == 2 / 5
+    band = found.series.drive
+    assert (band.low.tolist(), band.middle.tolist(), band.high.tolist()) == ([1, -2], [1.25, 1.25], [1.5, 3])
+    assert (found.series.lag_cosine.tolist(), found.series.momentum.tolist()) == ([-0.5, -0.5], [0.5, 0.5])
+    for line in lines:
+        for key in ("gain", "drive", "agreement", "lag_cosine", "momentum"):
+            del line[key]
+    old = facts(lines)
+    assert old.summary.over_driven is None
+    assert np.isnan(old.series.drive.middle).all()
+
+
 def test_a_last_column_with_fewer_rounds_is_divided_by_what_it_has():
     lines = [merge(step, [answer(0), answer(1)]) for step in range(1, 6)]
     lines[4] = merge(5, [answer(0)], missed=[1])
@@ -187,6 +203,10 @@ WRONG = [
     ("gnorm", math.inf, "gnorm is inf, must be a number from 0 to 1e\\+100 or null"),
     ("quorum_ms", math.nan, "quorum_ms is nan"),
     ("gnorm", 10**400, "gnorm is 1000"),
+    ("drive", "hard", "drive is 'hard', must be a number from -1e\\+100 to 1e\\+100 or null"),
+    ("drive", math.inf, "drive is inf"),
+    ("momentum", -0.1, "momentum is -0.1, must be a number from 0"),
+    ("lag_cosine", math.nan, "lag_cosine is nan"),
     ("time", 1e15, "time is 1000000000000000.0, must be a number from 0 to 2.5e\\+11"),
     ("expected", [0, "1"], "expected is '1', must be a whole number from 0 to 4294967295"),
     ("expected", [2**32], "expected is 4294967296"),

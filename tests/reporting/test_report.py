@@ -19,8 +19,12 @@ from tests.support.processes import ROOT, child_environment
 from tests.support.tapes import START, answer, event, merge, start, written
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PICTURES = ["pace", "latency", "participation", "contributions", "staleness", "norms", "trouble", "events"]
+PICTURES = ["pace", "latency", "participation", "contributions", "staleness", "norms", "drive", "trouble", "events"]
 WAIT_S = 120.0  # for what takes seconds on a free machine
+
+
+def driven(step):
+    return {"drive": 1 + step / 100, "agreement": 0.9 - step / 200, "lag_cosine": None if step < 3 else 0.5 - step / 60}
 
 
 def a_run(rounds=50, learners=3, reason="another run"):
@@ -33,7 +37,16 @@ def a_run(rounds=50, learners=3, reason="another run"):
         late = [learners - 1] if step % 5 == 0 else []
         answers = [answer(i, 1.0 + i, staleness=2 * (step % 7 == 0)) for i in range(learners) if i not in late]
         rejected = {"out_of_round": 1} if step % 10 == 0 else {}
-        yield merge(step, answers, late, attempt=1 + (step == 20), rejected=rejected, gnorm=5 / step, ms=100.0 + step)
+        yield merge(
+            step,
+            answers,
+            late,
+            attempt=1 + (step == 20),
+            rejected=rejected,
+            gnorm=5 / step,
+            ms=100.0 + step,
+            **driven(step),
+        )
     yield event("end", rounds + 1.0, step=rounds, code=0)
 
 
@@ -56,6 +69,7 @@ def test_the_command_writes_one_page(tmp_path):
     text = page.read_text()
     assert [name for name in PICTURES if f'aria-labelledby="{name}-title"' in text] == PICTURES
     assert "50 rounds in 51" in text
+    assert "50\N{NARROW NO-BREAK SPACE}% of the merges were driven beyond the limit." in text
     assert "5 answers did not count; one round was launched again before its quorum had answered." in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "tape.jsonl"]
     before = page.read_bytes()
@@ -161,6 +175,8 @@ def test_without_its_libraries_the_command_to_get_them_is_said(tmp_path, capsys,
     "lines",
     [
         [merge(1, [answer(0)])],
+        [merge(1, [answer(0)], drive=None, gain=None, agreement=None)],
+        [merge(step, [answer(0)], drive=(-10.0) ** step, lag_cosine=-1.0, momentum=0.0) for step in range(1, 90)],
         [merge(1, [answer(0, 0.0)], ms=0.0, gnorm=0.0, sync_ms=None, quorum_ms=None)],
         [merge(1, [], missed=[0, 1])],
         [merge(step, [answer(step % 70)], fragments=70, ms=10.0**step) for step in range(1, 90)],
@@ -169,7 +185,18 @@ def test_without_its_libraries_the_command_to_get_them_is_said(tmp_path, capsys,
         [start(), event("\ud800 \0 \x1b[31m", why="\udfff"), merge(1, [answer(0)], rejected={"\ud800": 1})],
         [start(), *[event(f"strange {n}", n, **{"<b>": "$x_{1"}) for n in range(900)], merge(1, [answer(0)])],
     ],
-    ids=["one round", "zeros", "nobody", "many", "the largest numbers", "backwards", "no text", "strange events"],
+    ids=[
+        "one round",
+        "no drive",
+        "wildly driven",
+        "zeros",
+        "nobody",
+        "many",
+        "the largest numbers",
+        "backwards",
+        "no text",
+        "strange events",
+    ],
 )
 def test_extreme_tapes_have_a_page_too(tmp_path, lines, recwarn):
     page = tmp_path / "page.html"
