@@ -86,3 +86,18 @@ def test_a_poisoned_pool_says_the_same_sentence_for_ever():
         work.merger.check()
     with pytest.raises(StateError, match="the exact-SVD pool was closed"):
         work.start(1, 0, torch.ones(18))
+
+
+def test_what_the_learners_say_of_each_other_is_measured_on_their_answers_and_the_finished_merge(work):
+    torch.manual_seed(2)
+    gradients = [torch.randn(18) for _ in range(2)]
+    begun = work.start(1, 0, *gradients)
+    assert begun or work.until_merged() == 1
+    merged = work.merger.take(1)
+    found, mean = merged.alignment, (gradients[0] + gradients[1]) / 2
+    assert found.along == pytest.approx(float(merged.gradient @ mean / (mean @ mean)), rel=1e-5)
+    lengths = (gradients[0].norm() + gradients[1].norm()) / 2
+    assert found.agreement == pytest.approx(float(mean.norm() / lengths), rel=1e-5)
+    assert (found.carried, found.lag) == (0.0, None)
+    assert work.start(2, 1, torch.zeros(5))
+    assert work.merger.take(2).alignment is None
