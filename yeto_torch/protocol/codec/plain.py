@@ -14,18 +14,20 @@ from torch import Tensor
 
 from yeto_torch.protocol.codec.sound import PIECE, check_finite, is_piece_sound
 
-_DECODED = 4 * PIECE  # values per check of a decoding: fewer calls, still in the cache
+_CHECKED = 4 * PIECE  # values that are judged together: fewer calls, still in a cache
 _BF16_MAX = float(torch.finfo(torch.bfloat16).max)
 
 
 def round_to_bf16(values: Tensor, out: Tensor) -> None:
-    """[n] f32 -> ``out`` [n] bf16, both contiguous and on the CPU: nearest even, saturating."""
-    array, pieces = values.numpy(), torch.split(values, PIECE)
+    """[n] f32 -> ``out`` [n] bf16, both on the CPU: nearest even, saturating."""
+    array, pieces, targets = values.numpy(), torch.split(values, PIECE), torch.split(out, PIECE)
     with np.errstate(all="ignore"):
-        for index, target in enumerate(torch.split(out, PIECE)):
+        for first in range(0, array.size, _CHECKED):
+            part = array[first : first + _CHECKED]
             # sound is more than is asked for, and known sooner; from 2^100 to bf16's largest a clamp changes nothing
-            is_safe = is_piece_sound(array[index * PIECE : (index + 1) * PIECE])
-            target.copy_(pieces[index] if is_safe else pieces[index].clamp(-_BF16_MAX, _BF16_MAX))
+            is_safe = is_piece_sound(part)
+            for index in range(first // PIECE, -(-(first + part.size) // PIECE)):
+                targets[index].copy_(pieces[index] if is_safe else pieces[index].clamp(-_BF16_MAX, _BF16_MAX))
 
 
 def rounded_on_device(values: Tensor) -> Tensor:
@@ -38,8 +40,8 @@ def decode(source: Tensor, out: Tensor, negate: bool) -> None:
     array, raw = out.numpy(), source.view(torch.uint8).numpy()
     pieces, targets = torch.split(source, PIECE), torch.split(out, PIECE)
     with np.errstate(all="ignore"):
-        for first in range(0, array.size, _DECODED):
-            part = array[first : first + _DECODED]
+        for first in range(0, array.size, _CHECKED):
+            part = array[first : first + _CHECKED]
             if source.dtype is torch.float32:
                 part.view(np.uint8)[:] = raw[4 * first : 4 * first + part.nbytes]
             else:
