@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
 import signal
@@ -368,3 +369,46 @@ def test_a_file_swept_before_it_was_locked_is_given_up_for_another(tmp_path, mon
     assert len(swept) == 1
     assert path.read_bytes() == new_bytes()
     assert names(tmp_path) == ["state.ckpt"]
+
+
+# The page cache
+
+
+def cached(path: Path, offset: int) -> bool:
+    """Can a page of the file be had without the disk?"""
+    with path.open("rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(4096)], offset, os.RWF_NOWAIT) > 0
+        except BlockingIOError:
+            return False
+        except OSError:
+            pytest.skip("this file system does not tell what it holds in memory")
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="only Linux tells what it holds in memory")
+def test_a_written_file_does_not_stay_in_memory(tmp_path):
+    own = tmp_path / "own"
+    own.write_bytes(bytes(2**20))
+    assert cached(own, 8192)
+    with own.open("rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if cached(own, 8192):
+        pytest.skip("this file system lives in memory")
+    target, part = tmp_path / "state.ckpt", memoryview(bytes(8 * 2**20))
+    write_atomically(target, [b"head", *[part] * 10, b"tail"], "checkpoint")
+    assert not any(cached(target, offset) for offset in range(8192, 80 * 2**20, 2**20))
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["refused", "unknown"])
+def test_advice_is_only_advice(tmp_path, monkeypatch, fails):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "no advice here")
+
+    if fails:
+        monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    else:
+        monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    target, part = tmp_path / "state.ckpt", bytes(range(256)) * 8192
+    write_atomically(target, [b"head", part], "checkpoint")
+    assert target.read_bytes() == b"head" + part
