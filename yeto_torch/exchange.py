@@ -165,13 +165,9 @@ class Exchange:
         parameters = self.parameters[fragment]
         if any(is_sharded(p) or p.device.type != "cpu" for p in parameters):
             return None
-        numels = [parameter.numel() for parameter in parameters]
-        out = self._room(sum(numels), torch.bfloat16 if dtype is WireDType.BF16 else torch.float32)
-        bases = [None] * len(numels) if base is None else torch.split(base.cpu(), numels)
-        for parameter, from_, target in zip(parameters, bases, torch.split(out, numels), strict=True):
-            if not self._snapshots.take(parameter.detach().reshape(-1), from_, target):
-                return None
-        return out
+        out = self._room(self._numels[fragment], torch.bfloat16 if dtype is WireDType.BF16 else torch.float32)
+        locals_ = [parameter.detach().reshape(-1) for parameter in parameters]
+        return out if self._snapshots.take(locals_, None if base is None else base.cpu(), out) else None
 
     def _room(self, numel: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised [numel]; its memory is lent again when nobody refers to it any more."""

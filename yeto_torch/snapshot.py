@@ -1,4 +1,4 @@
-"""What a tensor is now, or how far it is from another, in one trip over memory: subtracted, judged, rounded.
+"""What some tensors are now, or how far they are from others, in one trip over memory: subtracted, judged, rounded.
 
 A fragment is larger than any cache, so each step that is made for all of it costs as much as copying it, and so does
 memory that the kernel must clear first. Here all steps are made for a piece while it is in the cache, and of an answer
@@ -9,6 +9,8 @@ several passes, in parts that it does not share out to threads either. This file
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,19 +31,19 @@ class Snapshots:
     def __init__(self) -> None:
         self._wide, self._local = _Piece(), _Piece()
 
-    def take(self, local: Tensor, base: Tensor | None, out: Tensor) -> bool:
-        """``local - base``, or ``local`` alone, into ``out``; computed in f32. All are [n] and on the CPU.
+    def take(self, tensors: Sequence[Tensor], base: Tensor | None, out: Tensor) -> bool:
+        """``tensors`` one behind the other, less ``base`` if there is one, into ``out``; computed in f32, on the CPU.
 
         Args:
-            local: any float dtype, contiguous.
-            base: f32 or bf16, at any address.
-            out: f32, or bf16: then rounded to nearest even.
+            tensors: of any float dtypes, each flat and contiguous; [n] together.
+            base: [n] f32 or bf16, at any address.
+            out: [n] f32, or bf16: then rounded to nearest even.
 
         Returns:
             Whether every value was finite and at most 2^100 in magnitude, before rounding; ``out`` is undefined if not.
         """
-        locals_ = _Source(local, self._local)
-        bases = None if base is None else _Source(base, self._wide)
+        locals_ = _Row(tensors, self._local)
+        bases = None if base is None else _Base(base, self._wide)
         targets = torch.split(out, PART)
         array = out.numpy() if out.dtype is torch.float32 else None
         with np.errstate(all="ignore"):
@@ -49,9 +51,9 @@ class Snapshots:
                 count = min(_PIECE, out.numel() - first)
                 wide = self._wide.array[:count] if array is None else array[first : first + count]
                 if bases is None:
-                    np.copyto(wide, locals_.read(first, count))
+                    np.copyto(wide, locals_.read(count))
                 else:
-                    np.subtract(locals_.read(first, count), bases.read(first, count), out=wide)
+                    np.subtract(locals_.read(count), bases.read(first, count), out=wide)
                 if not is_piece_sound(wide):
                     return False
                 if array is None:
@@ -60,12 +62,12 @@ class Snapshots:
 
 
 class _Piece:
-    """Memory for one piece in f32, as an array and as the parts that torch takes."""
+    """Memory for one piece in f32, as an array, as a tensor, and as the parts that torch takes."""
 
     def __init__(self) -> None:
-        whole = torch.empty(_PIECE)
-        self.array: _Floats = whole.numpy()
-        self._parts = torch.split(whole, PART)
+        self.tensor = torch.empty(_PIECE)
+        self.array: _Floats = self.tensor.numpy()
+        self._parts = torch.split(self.tensor, PART)
 
     def take(self, sources: tuple[Tensor, ...]) -> None:
         for part, source in zip(self._parts, sources, strict=False):
@@ -76,7 +78,44 @@ class _Piece:
             target.copy_(part if target.numel() == PART else part[: target.numel()])
 
 
-class _Source:
+class _Row:
+    """Tensors as one row of f32, read from its beginning to its end, piece by piece.
+
+    A piece that lies in one f32 tensor is that tensor's own memory. Any other is put together in ``piece``, so that
+    many small tensors cost a copy each, and no more steps than one large one.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], piece: _Piece) -> None:
+        self._tensors, self._piece = iter(tensors), piece
+        self._next(torch.empty(0))
+
+    def _next(self, tensor: Tensor) -> None:
+        self._tensor, self._left = tensor, tensor.numel()
+        self._array: _Floats | None = tensor.numpy() if tensor.dtype is torch.float32 else None
+
+    def read(self, count: int) -> _Floats:
+        """The next ``count`` values; they stay until the next call."""
+        while self._left == 0:
+            self._next(next(self._tensors))
+        if self._array is not None and self._left >= count:
+            self._left -= count
+            at = self._array.size - self._left
+            return self._array[at - count : at]
+        filled = 0
+        while filled < count:
+            if self._left == 0:
+                self._next(next(self._tensors))
+            size = min(self._left, count - filled, PART)
+            at = self._tensor.numel() - self._left
+            if self._array is not None:
+                self._piece.array[filled : filled + size] = self._array[at : at + size]
+            else:
+                self._piece.tensor[filled : filled + size].copy_(self._tensor[at : at + size])
+            filled, self._left = filled + size, self._left - size
+        return self._piece.array[:count]
+
+
+class _Base:
     """A tensor [n] as f32, piece by piece: itself where it can be, else through ``piece``."""
 
     def __init__(self, values: Tensor, piece: _Piece) -> None:

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from yeto_torch.protocol.constants import MAX_MAGNITUDE
 from yeto_torch.snapshot import _PIECE, PART, Snapshots
 
 SIZES = [0, 1, 7, PART - 1, PART, PART + 1, _PIECE, _PIECE + PART, 2 * _PIECE + 5]
 F32, BF16 = torch.float32, torch.bfloat16
+LOCALS = (F32, BF16, torch.float16, torch.float64)
 
 
 def random(numel, dtype, seed):
@@ -38,17 +41,17 @@ def same_bits(one, other):
 def test_a_difference_has_the_bits_of_its_steps(numel, out, base, offset):
     local, anchor = random(numel, F32, 1), random(numel, base, 2)
     target = torch.full((numel,), float("nan"), dtype=out)
-    assert Snapshots().take(local, at(anchor, offset), target)
+    assert Snapshots().take([local], at(anchor, offset), target)
     assert same_bits(target, (local - anchor.float()).to(out))
 
 
 @pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("out", [F32, BF16])
-@pytest.mark.parametrize("local", [F32, BF16, torch.float16, torch.float64])
+@pytest.mark.parametrize("local", LOCALS)
 def test_a_copy_has_the_bits_of_its_steps(numel, out, local):
     values = random(numel, local, 3)
     target = torch.full((numel,), float("nan"), dtype=out)
-    assert Snapshots().take(values, None, target)
+    assert Snapshots().take([values], None, target)
     assert same_bits(target, values.float().to(out))
 
 
@@ -57,15 +60,31 @@ def test_a_copy_has_the_bits_of_its_steps(numel, out, local):
 def test_any_local_dtype_is_met_in_f32(local, base):
     values, anchor = random(_PIECE + 9, local, 4), random(_PIECE + 9, base, 5)
     target = torch.empty(_PIECE + 9)
-    assert Snapshots().take(values, at(anchor, 1), target)
+    assert Snapshots().take([values], at(anchor, 1), target)
     assert same_bits(target, values.float() - anchor.float())
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 100, PART, _PIECE - 1, _PIECE]), st.sampled_from(list(LOCALS))), max_size=6
+    ),
+    st.sampled_from([F32, BF16]),
+    st.sampled_from([None, F32, BF16]),
+)
+def test_tensors_one_behind_the_other_are_as_one(row, out, base):
+    tensors = [random(numel, dtype, index) for index, (numel, dtype) in enumerate(row)]
+    whole = torch.cat([tensor.float() for tensor in tensors] or [torch.empty(0)])
+    target = torch.full((whole.numel(),), float("nan"), dtype=out)
+    anchor = None if base is None else random(whole.numel(), base, 9)
+    assert Snapshots().take(tensors, anchor if anchor is None else at(anchor, 1), target)
+    assert same_bits(target, (whole if anchor is None else whole - anchor.float()).to(out))
 
 
 def test_one_after_another_leaves_nothing_behind():
     snapshots = Snapshots()
     for numel in reversed(SIZES):
         local, anchor, target = random(numel, F32, 6), random(numel, BF16, 7), torch.empty(numel, dtype=BF16)
-        assert snapshots.take(local, anchor, target)
+        assert snapshots.take([local], anchor, target)
         assert same_bits(target, (local - anchor.float()).to(BF16))
 
 
@@ -81,20 +100,20 @@ def test_a_bad_value_is_found_wherever_it_stands(bad, where, out):
         torch.empty(_PIECE + 9, dtype=out),
     )
     values[where] = bad
-    assert not Snapshots().take(values, anchor, target)
-    assert not Snapshots().take(values, None, target)
+    assert not Snapshots().take([values], anchor, target)
+    assert not Snapshots().take([values], None, target)
     values[where] = 0.0
     anchor[where] = bad
-    assert not Snapshots().take(values, anchor, target)
+    assert not Snapshots().take([values], anchor, target)
 
 
 @pytest.mark.parametrize("out", [F32, BF16])
 def test_judged_is_what_is_to_be_sent_before_it_is_rounded(out):
     """The distance of two legal values may be too large; one that rounding would make legal is not."""
     target = torch.empty(1, dtype=out)
-    assert Snapshots().take(torch.tensor([MAX_MAGNITUDE]), torch.tensor([0.0]), target)
+    assert Snapshots().take([torch.tensor([MAX_MAGNITUDE])], torch.tensor([0.0]), target)
     assert target.item() == MAX_MAGNITUDE
-    assert not Snapshots().take(torch.tensor([MAX_MAGNITUDE]), torch.tensor([-MAX_MAGNITUDE]), target)
+    assert not Snapshots().take([torch.tensor([MAX_MAGNITUDE])], torch.tensor([-MAX_MAGNITUDE]), target)
     beyond = torch.tensor([MAX_MAGNITUDE]).nextafter(torch.tensor([float("inf")]))
     assert beyond.to(BF16).item() == MAX_MAGNITUDE
-    assert not Snapshots().take(beyond, torch.tensor([0.0]), target)
+    assert not Snapshots().take([beyond], torch.tensor([0.0]), target)
