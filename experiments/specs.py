@@ -16,7 +16,7 @@ from experiments.records import Records
 
 TUNING_SEEDS = (100, 101, 102)
 SEEDS = tuple(range(8))
-MAP_SEEDS = tuple(range(3))  # of what claims nothing: all of e6, and M > 2
+MAP_SEEDS = (3, 4, 5)  # of what claims nothing: all of e6, and M > 2; seed 0 was looked at when the guard was made
 QUICK_SEEDS = (0, 1)
 QUICK_STEPS, QUICK_WARM_STEPS = 144, 48
 LRS = {"char": (2e-3, 4e-3, 8e-3, 16e-3), "digits": (1e-3, 2e-3, 4e-3)}  # peaks among which the baseline's is tuned

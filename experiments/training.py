@@ -117,7 +117,7 @@ class _Run:
             inner = inner_optimizer(model)
             if learner not in returned:  # who comes back is a new process, without the old one's moments
                 model.load_state_dict(weights)
-                inner.load_state_dict(optimizer_state)
+                inner.load_state_dict(copy.deepcopy(optimizer_state))  # torch keeps what it is given, copying nothing
                 returned.add(learner)
             return Learner(model, inner, layout, fleet.wire, self._local_step)
 

@@ -64,6 +64,22 @@ def test_a_fleet_and_its_baseline_make_as_many_tokens_from_one_beginning(monkeyp
     assert fleet["loss"] != baseline["loss"]
 
 
+def test_learners_share_no_memory(monkeypatch):
+    """Of parameters and optimizer state: what one of them writes no other may read."""
+    monkeypatch.setattr(training, "CHECKPOINTS", 1)
+    made = []
+    original = training.inner_optimizer
+    monkeypatch.setattr(training, "inner_optimizer", lambda model: made.append(original(model)) or made[-1])
+    run(Training("digits", 0, 2e-3, 12, 8, Fleet(4, 4)))
+    owners = [
+        {tensor.data_ptr() for state in inner.state.values() for tensor in state.values()}
+        | {parameter.data_ptr() for group in inner.param_groups for parameter in group["params"]}
+        for inner in made
+    ]
+    assert len(made) == 5  # the warm start's and four learners'
+    assert sum(map(len, owners)) == len(set().union(*owners)) > 0
+
+
 def test_a_warm_start_that_was_kept_is_the_one_that_would_be_made():
     config = Training("digits", 3, 2e-3, 16, 8, Fleet(2, 4))
     training._WARM.clear()
