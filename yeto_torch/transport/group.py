@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _LAST_WORD_S = 0.3
 # on_closed waits this long for on_message calls still running, so that what they hand on comes before it.
 _CALLBACK_S = 1.0
-_SHORT_BYTES = 64 * 1024  # a longer message is worth waking a writer for
+_SHORT_BYTES = 256 * 1024  # a longer message is worth waking a writer for
 # Received messages whose memory waits to be used again, in the whole process. A syncer takes an answer, decodes it and
 # lets it go; a learner lets go of one anchor as it adopts the next, and has little memory to spare.
 _SPARE = {Direction.TO_SYNCER: Spare(4), Direction.TO_LEARNER: Spare(2)}
