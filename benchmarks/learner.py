@@ -1,8 +1,8 @@
 """A worker that is one real learner: many matrices, the default layout, and nothing computed between the syncs.
 
 A learner that only syncs shows what a sync costs. After every sync a few values of each tensor move, so that answers
-are not zero; no codec and no merge takes longer for the rest. Between two steps it pauses for two milliseconds: a step takes
-longer, and a loop that spins would take the interpreter from its own connection, and a core from the other processes.
+are not zero; no codec and no merge takes longer for the rest. Between two steps it pauses for two milliseconds: a step
+takes longer, and a loop that spins would take the interpreter from its own connection, and a core from the others.
 
     cycles N   -> {version: monotonic time it was taken over} of N + 1 versions, each F rounds after the last
     memory     -> bytes that this learner takes beyond its model: at most while starting, at most since

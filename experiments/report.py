@@ -26,6 +26,8 @@ RULES = """\
   before anything was run (`experiments/margins.py`, `experiments/analysis.py`). "Within" is two one-sided tests at
   5 %: the 90 % interval must lie inside the margin.
 * Nothing is run again for a better seed: of one configuration the first record counts (`experiments/records.py`).
+  There was one false start: learners shared their optimizer state by a mistake of the harness. Its 22 records of fleets
+  were discarded, all of them; seeds, arms of the claims, margins and tests stayed what they were.
 * Fleets are simulated in lockstep on one thread out of the product's own parts; a test shows that a real syncer with
   real learners ends with the same bits (`pytest -m slow tests/experiments`). Bytes and kills are of real processes."""
 
