@@ -24,11 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from yeto_torch.protocol.buffers import Spare
+from yeto_torch.protocol import codec
 
 CPU_PIECE = 1 << 16  # 256 KiB of f32, 512 KiB in f64: half the size costs a tenth more calls, double leaves the cache
 GPU_PIECE = 1 << 26  # a GPU has no such cache: launches should be few, scratch moderate (256 MiB)
-_SPARE = Spare(keep=4)  # a merged gradient and a corrected one, for each of two rounds in flight
 _F32_SHIFT = 2.0**64
 _F32_MAX = float(torch.finfo(torch.float32).max)
 
@@ -86,14 +85,9 @@ def scratch(like: Tensor, dtype: torch.dtype = torch.float32) -> Piece:
 
 
 def empty_like(tensor: Tensor) -> Tensor:
-    """An uninitialised f32 tensor [n] on the device of ``tensor`` [n].
-
-    On the CPU its memory is lent again when the last view of it is gone: pages that the kernel must clear first would
-    cost as much as a merge of two answers.
-    """
-    if tensor.device.type == "cpu" and tensor.numel():
-        memory = _SPARE.allocate(4 * tensor.numel())
-        return torch.from_numpy(np.frombuffer(memory, np.float32))
+    """An uninitialised f32 tensor [n] on the device of ``tensor`` [n]."""
+    if tensor.device.type == "cpu":
+        return codec.empty(tensor.numel())
     return torch.empty(tensor.numel(), dtype=torch.float32, device=tensor.device)
 
 
