@@ -11,11 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from benchmarks import FIGURES, figures
 from benchmarks.harness import Figure, Size, report, table
-from benchmarks.stage import ROOT
+from benchmarks.stage import ONE_THREAD, ROOT
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +26,10 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no process of ours is left behind
     size = Size.QUICK if options.quick else Size.FULL
     load, found = os.getloadavg(), []
-    torch.set_num_threads(1)  # as every process that is measured
+    os.environ |= ONE_THREAD  # as every process that is measured; before numpy is imported, which asks once
+    import torch
+
+    torch.set_num_threads(1)
     for name in options.names or FIGURES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         found += figures(name, size)

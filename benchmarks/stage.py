@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 WAIT_S = 300.0  # for an answer; a round of the slowest rival at full size takes a fraction
 
 
@@ -62,7 +63,7 @@ def environment() -> dict[str, str]:
     """Ours, less YETO_*, with one thread per process and this checkout on the path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("YETO_")}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
-    return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return kept | {"PYTHONPATH": path} | ONE_THREAD
 
 
 def launch(name: str, arguments: Sequence[str], folder: Path, python: str = sys.executable) -> Process:
