@@ -82,6 +82,33 @@ class Training:
         _require("warm_steps", self.warm_steps, 0 <= self.warm_steps < self.steps, f"0 to {self.steps - 1}")
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One machine under ``syncer="local"``: no fleet, the same outer step; the rest is as in ``Training``.
+
+    Attributes:
+        interval: H, as ``local["sync_interval_steps"]``.
+        merge: the product's ``matrix_merge``; of one answer ``rda`` is the answer itself.
+        lr, momentum: of the outer step.
+    """
+
+    task: str
+    seed: int
+    peak_lr: float
+    interval: int = 24
+    fragments: int = 4
+    merge: str = "rda"
+    lr: float = 0.7
+    momentum: float = 0.5
+    steps: int = 640
+    warm_steps: int = 160
+
+    @property
+    def baseline(self) -> Training:
+        """The plain optimizer."""
+        return Training(self.task, self.seed, self.peak_lr, self.steps, self.warm_steps)
+
+
 def _require(name: str, value: object, is_legal: bool, legal: str) -> None:
     if not is_legal:
         raise ValueError(f"{name}={value!r}: must be {legal}")

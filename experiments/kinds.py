@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.configs import training
+from experiments.configs import Alone, training
 from experiments.specs import Job, Kills, Trace, Wire
 
 
@@ -15,6 +15,10 @@ def run_job(job: Job) -> dict[str, Any]:
             from experiments.training import run
 
             return run(training(job.config))
+        case "alone":
+            from experiments.training import run
+
+            return run(Alone(**job.config))
         case "trace":
             from experiments.goodput import run_trace
 
@@ -27,4 +31,4 @@ def run_job(job: Job) -> dict[str, Any]:
             from experiments.kills import run_kills
 
             return run_kills(Kills(**job.config))
-    raise ValueError(f"job of kind {job.kind!r}: expected train, trace, wire or kills")
+    raise ValueError(f"job of kind {job.kind!r}: expected train, alone, trace, wire or kills")

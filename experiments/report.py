@@ -100,7 +100,7 @@ def _seconds(job: Job, records: Records) -> float:
     alike = [r["wall_seconds"] for r in records.of_kind(job.kind) if _shape(r["config"]) == _shape(job.config)]
     if alike:
         return float(sum(alike) / len(alike))
-    if job.kind != "train":
+    if job.kind in _DEFAULT_S:
         return _DEFAULT_S[job.kind]
     learners = _shape(job.config)[1]
     share = job.config["steps"] / 640 * (_DIGITS if job.config["task"] == "digits" else 1.0)

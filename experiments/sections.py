@@ -79,10 +79,10 @@ def _compared(scale: Scale, records: Records, name: str, against: str | None = N
         if not values:
             continue
         found = results(scale, records, name, arm)
-        gains = [fmean(result["gain"]) for result in found.values()]  # type: ignore[arg-type]
+        gains = [fmean(result["gain"]) for result in found.values() if "gain" in result]  # type: ignore[arg-type]
         loss = fmean(losses(scale, records, name, arm).values())
         difference = "(the reference)" if arm.label == against else spread(interval(values))
-        rows.append((arm.label, str(len(values)), f"{loss:.4f}", difference, f"{fmean(gains):.2f}"))
+        rows.append((arm.label, str(len(values)), f"{loss:.4f}", difference, f"{fmean(gains):.2f}" if gains else ""))
     return rows
 
 
@@ -196,8 +196,16 @@ def e6(scale: Scale, records: Records) -> Section:
     return Section("E6: where it holds", words, _again("e6"), _head("synchronous"), _compared(scale, records, "e6"))
 
 
+def e7(scale: Scale, records: Records) -> Section:
+    words = (
+        'A single machine with `syncer="local"` against its plain optimizer: the same batches, the outer step on top, '
+        "in the manner of Lookahead."
+    )
+    return Section("E7: alone", words, _again("e7"), _head("plain optimizer"), _compared(scale, records, "e7"))
+
+
 def _again(name: str) -> str:
     return f"python -m experiments run {name} --jobs 2"
 
 
-ALL: tuple[Callable[[Scale, Records], Section], ...] = (tuning_section, e1, e2, e3, e4, e5, e6)
+ALL: tuple[Callable[[Scale, Records], Section], ...] = (tuning_section, e1, e2, e3, e4, e5, e6, e7)

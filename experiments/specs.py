@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from experiments.configs import Fleet, Training, key_of, plain
+from experiments.configs import Alone, Fleet, Training, key_of, plain
 from experiments.records import Records
 
 TUNING_SEEDS = (100, 101, 102)
@@ -26,7 +26,7 @@ OUTER = ((1.0, 0.0), (0.7, 0.5), (1.0, 0.5), (0.7, 0.9))
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run. ``kind`` says who makes it: train, trace, wire or kills."""
+    """One run. ``kind`` says who makes it: train, alone, trace, wire or kills."""
 
     kind: str
     config: dict[str, Any]
@@ -38,15 +38,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A fleet under comparison and how the report calls it."""
+    """A fleet under comparison, or one machine alone, and how the report calls it."""
 
     label: str
-    fleet: Fleet
+    fleet: Fleet | None
     task: str = "char"
+    alone: tuple[tuple[str, Any], ...] = ()  # of ``Alone``
 
     def seeds(self, wanted: Sequence[int]) -> Sequence[int]:
         """Of ``wanted`` those it is run with: an arm of more than two learners claims nothing and costs most."""
-        return [seed for seed in wanted if seed in MAP_SEEDS or self.fleet.learners == 2]
+        return [seed for seed in wanted if seed in MAP_SEEDS or self.fleet is None or self.fleet.learners == 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +137,21 @@ def _guarded() -> list[Arm]:
     return out
 
 
+def arms_e7(scale: Scale) -> list[Arm]:
+    intervals = (24,) if scale.quick else (8, 24, 80)
+    arms = [Arm(f"alone, H = {h}", None, alone=(("interval", h),)) for h in intervals]
+    if not scale.quick:
+        arms.append(Arm("alone, H = 24, momentum 0.9", None, alone=(("momentum", 0.9),)))
+        arms.append(Arm("alone, H = 24, iso, norm scale", None, alone=(("merge", "iso"),)))
+    return arms
+
+
 ARMS: dict[str, tuple[Callable[[Scale], list[Arm]], Sequence[int]]] = {
     "e1": (arms_e1, SEEDS),
     "e4": (arms_e4, SEEDS),
     "e5": (arms_e5, SEEDS),
     "e6": (arms_e6, MAP_SEEDS),
+    "e7": (arms_e7, SEEDS[:4]),
 }
 
 
@@ -168,6 +179,10 @@ def arm_job(scale: Scale, arm: Arm | str, seed: int, lr: float) -> Job:
     """The run of an arm; of a task's name that of its baseline."""
     if isinstance(arm, str):
         return _job(scale.training(arm, seed, lr, None))
+    if arm.fleet is None:
+        same = scale.training(arm.task, seed, lr, None)
+        alone = Alone(arm.task, seed, lr, steps=same.steps, warm_steps=same.warm_steps, **dict(arm.alone))
+        return Job("alone", plain(alone))
     return _job(scale.training(arm.task, seed, lr, arm.fleet))
 
 
@@ -243,7 +258,7 @@ def other_jobs(name: str, scale: Scale, seeds: Sequence[int] | None = None) -> l
     return jobs + ([] if quick else [Job("kills", asdict(Kills(seed))) for seed in seeds or range(3)])
 
 
-EXPERIMENTS = ("e1", "e2", "e3", "e4", "e5", "e6")
+EXPERIMENTS = ("e1", "e2", "e3", "e4", "e5", "e6", "e7")
 ALONE = ("wire", "kills")  # time matters there: nothing else is run beside them
 
 

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from experiments.codecs import bulk_of
-from experiments.configs import Fleet, Training
+from experiments.configs import Alone, Fleet, Training
 from experiments.merging import layout_for
 from experiments.tasks import Stream, Task, evaluate, loss_of, make_task
 from experiments.world import Learner, World
+from yeto_torch import YetoOuterOptimizer
 from yeto_torch.exchange import Exchange
 from yeto_torch.fragments import bind, collect
 
@@ -40,15 +41,18 @@ def inner_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), weight_decay=0.01, fused=True)
 
 
-def run(config: Training) -> dict[str, Any]:
+def run(config: Training | Alone) -> dict[str, Any]:
     """The result of one run: losses in nats, tokens and bytes of all learners together."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     started, began = time.monotonic(), time.process_time()
-    training = _Run(config)
+    training = _Run(config.baseline if isinstance(config, Alone) else config)
     training.warm_up()
-    extra = training.finish_synchronously() if config.fleet is None else training.finish_as_fleet(config.fleet)
+    if isinstance(config, Alone):
+        extra = training.finish_alone(config)
+    else:
+        extra = training.finish_synchronously() if config.fleet is None else training.finish_as_fleet(config.fleet)
     return {
         "loss": training.losses[-1][1],
         "losses": training.losses,
@@ -103,6 +107,22 @@ class _Run:
             if self._is_due():
                 self._evaluate(self._model)
         return {}
+
+    def finish_alone(self, config: Alone) -> dict[str, Any]:
+        """The optimizer wrapped, as a user does it; what ``finish`` leaves, the global parameters, is evaluated."""
+        rules = {"sync_interval_steps": config.interval, "lr": config.lr, "momentum": config.momentum}
+        if config.merge == "iso":
+            rules["iso_scale"] = "norm"
+        wrapped = YetoOuterOptimizer(
+            self._inner, self._model, syncer="local", fragments=config.fragments, matrix_merge=config.merge,
+            average=self.task.average, local=rules,
+        )  # fmt: skip
+        while self.samples < self._end:
+            self._set_lr(self._inner)
+            self._descend(self._model, wrapped, self.task.batch)
+        wrapped.finish()
+        self._evaluate(self._model)
+        return {"rounds": wrapped.stats.global_step, "stall_seconds": round(wrapped.stats.stall_seconds, 3)}
 
     def finish_as_fleet(self, fleet: Fleet) -> dict[str, Any]:
         layout = layout_for(fleet, [(n, tuple(p.shape)) for n, p in self._model.named_parameters()], self.task.average)

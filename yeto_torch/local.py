@@ -138,7 +138,12 @@ class LocalLearner:
         self._syncs.tell(lambda: self.stats)
 
     def _merge(self, index: int, fragment: _Fragment) -> None:
-        from syncer.merge import learner_weight, merge_fragment, nesterov_step  # pure; only this mode needs it
+        from syncer.merge import (  # pure; only this mode needs it
+            correction_of,
+            learner_weight,
+            merge_fragment,
+            nesterov_step,
+        )
 
         try:
             delta = self._exchange.distance(index, fragment.params)
@@ -153,7 +158,7 @@ class LocalLearner:
             [delta.neg_()],
             [learner_weight(tokens, steps)],
             fragment.momentum,
-            correction=self._rules.delta_correction == "heloco",
+            correction=correction_of(self._rules.delta_correction, self._rules.momentum),
             spectrum=_spectrum(self._rules.iso_scale),
         )
         nesterov_step(fragment.params, fragment.momentum, merged, self._rules.lr, self._rules.momentum)

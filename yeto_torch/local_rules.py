@@ -20,7 +20,7 @@ class LocalRules:
     Attributes:
         sync_interval_steps: H, steps between two merges of one fragment.
         lr, momentum: of the outer step.
-        delta_correction: ``"heloco"`` or ``"none"``.
+        delta_correction: ``"heloco"``, ``"heloco-normalized"`` or ``"none"``.
         iso_scale: ``"mean"`` or ``"norm"``, for ``matrix_merge="iso"``.
     """
 
@@ -34,7 +34,8 @@ class LocalRules:
         _check("sync_interval_steps", self.sync_interval_steps, "a number from 1", low=1.0)
         _check("lr", self.lr, "a number above 0", low=math.ulp(0.0))
         _check("momentum", self.momentum, "a number from 0, below 1", low=0.0, below=1.0)
-        for name, legal in (("delta_correction", ("heloco", "none")), ("iso_scale", ("mean", "norm"))):
+        corrections = ("heloco", "heloco-normalized", "none")
+        for name, legal in (("delta_correction", corrections), ("iso_scale", ("mean", "norm"))):
             if getattr(self, name) not in legal:
                 raise ValueError(f"local[{name!r}]={getattr(self, name)!r}: must be one of {', '.join(legal)}")
 

@@ -37,7 +37,7 @@ def test_a_run_that_fails_is_said_and_leaves_no_record(tmp_path, capfd):
     records = Records(tmp_path / "records.jsonl")
     with pytest.raises(RuntimeError, match=r"the run nothing \{'seed': 1\} failed"):
         run_all([Job("nothing", {"seed": 1})], records, workers=1)
-    assert "job of kind 'nothing': expected train, trace, wire or kills" in capfd.readouterr().err
+    assert "job of kind 'nothing': expected train, alone, trace, wire or kills" in capfd.readouterr().err
     assert records.by_key == {}
 
 

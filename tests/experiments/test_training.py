@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from experiments import training
-from experiments.configs import Fleet, Training
+from experiments.configs import Alone, Fleet, Training
 from experiments.tasks import ALPHABET, BLOCK, CONTEXT, HELD_OUT_EVERY, Characters, make_task
 from experiments.training import lr_at, run
 
@@ -86,6 +86,22 @@ def test_a_warm_start_that_was_kept_is_the_one_that_would_be_made():
     fresh, kept = training.run(config), training.run(config)
     assert len(training._WARM) == 1
     assert kept["losses"] == fresh["losses"]
+
+
+def test_a_machine_alone_makes_the_tokens_of_the_plain_optimizer_and_rounds_of_its_own():
+    sizes = {"steps": 16, "warm_steps": 8}
+    plain, alone = run(Training("digits", 0, 2e-3, **sizes)), run(Alone("digits", 0, 2e-3, interval=4, **sizes))
+    assert alone["tokens"] == plain["tokens"]
+    assert alone["rounds"] == 8 + 4  # two of each fragment, and one of each at the end
+    assert alone["loss"] != plain["loss"]
+    assert alone["loss"] == pytest.approx(plain["loss"], rel=0.2)
+
+
+def test_without_momentum_and_at_rate_one_a_machine_alone_is_the_plain_optimizer():
+    sizes = {"steps": 16, "warm_steps": 8}
+    plain = run(Training("digits", 0, 2e-3, **sizes))
+    alone = run(Alone("digits", 0, 2e-3, interval=4, lr=1.0, momentum=0.0, **sizes))
+    assert alone["loss"] == pytest.approx(plain["loss"], rel=1e-4)
 
 
 def test_an_unknown_task_is_named():
