@@ -124,7 +124,7 @@ def test_closed_it_is_the_inner_optimizer_alone():
 
 
 @pytest.mark.parametrize("merge", ["rda", "iso"])
-@pytest.mark.parametrize("correction", ["heloco", "none"])
+@pytest.mark.parametrize("correction", ["heloco", "heloco-normalized", "none"])
 def test_it_learns(merge, correction):
     model = model_of()
     rules = {"delta_correction": correction, "iso_scale": "norm"}
