@@ -168,7 +168,7 @@ def test_or_put_back_on_the_last_merge():
         ({"sync_interval_steps": 0.5}, r"local\['sync_interval_steps'\]=0.5: must be a number from 1"),
         ({"lr": True}, "must be a number"),
         ({"lr": float("nan")}, "must be a number"),
-        ({"delta_correction": "yes"}, "must be one of heloco, none"),
+        ({"delta_correction": "yes"}, "must be one of heloco, heloco-normalized, none"),
         ({"iso_scale": 1}, "must be one of mean, norm"),
         ({"outer.lr": 1.0}, "unknown key 'outer.lr'; known are sync_interval_steps, lr"),
     ],
