@@ -93,7 +93,19 @@ def arms_e6(scale: Scale) -> list[Arm]:
         for h in (8, 24, 80)
         for lr, mu in OUTER
     ]
-    return regime + _stale() + _uneven() + _guarded()
+    return regime + _plain() + _stale() + _uneven() + _guarded()
+
+
+def _plain() -> list[Arm]:
+    """Outer steps that go no further than the learners did, for every merge: lr 1 without momentum or correction."""
+    return [
+        Arm(
+            f"M = {m}, H = 24, lr 1, momentum 0, {merge}, not corrected",
+            fleet_at(m, 24, merge=merge, lr=1.0, momentum=0.0, correction="none"),
+        )
+        for m in (2, 4)
+        for merge in ("avg", "rda", "iso-norm")
+    ]
 
 
 def _stale() -> list[Arm]:
