@@ -26,7 +26,7 @@ from yeto_torch.fragments import bind, collect
 
 WARM_UP = 0.05  # of the run, linear
 FLOOR = 0.1  # of the peak, where the cosine ends
-CHECKPOINTS = 5  # evaluations behind the common steps, the last one at the end
+CHECKPOINTS = 3  # evaluations behind the common steps, the last one at the end
 
 
 def lr_at(progress: float, peak: float) -> float:
