@@ -12,13 +12,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
 from syncer.export import key_values, run_command
 from syncer.planning.advice import Plan, Wishes, plan, shortfalls
-from syncer.planning.situation import Situation
+from syncer.planning.situation import Situation, learner_bytes, syncer_bytes
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.errors import StateError
 
@@ -49,7 +49,16 @@ def command(argv: Sequence[str]) -> None:
     print(told(situation, found))
     if "json" in values:
         settings = {**asdict(found.settings), "wire_dtype": found.settings.wire_dtype.name.lower()}
-        content = {"settings": settings, "forecast": asdict(found.forecast), "reasons": found.reasons}
+        memory = {
+            "syncer_bytes": syncer_bytes(situation, found.settings),
+            "learner_bytes": learner_bytes(situation, found.settings),
+        }
+        content = {
+            "settings": settings,
+            "forecast": asdict(found.forecast),
+            "memory": memory,
+            "reasons": found.reasons,
+        }
         try:
             Path(values["json"]).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
@@ -60,7 +69,7 @@ def situation_of(values: Mapping[str, str]) -> Situation:
     """What the user has. Raises ValueError."""
     learners = _taken(values, "learners", _whole(1, _MOST_LEARNERS), 0)
     link = _taken(values, "link", _rate, 0.0)
-    return Situation(
+    situation = Situation(
         parameters=int(_taken(values, "model", _count, 0.0)),
         learners=learners,
         step_s=_taken(values, "step", _time, 0.0),
@@ -70,8 +79,9 @@ def situation_of(values: Mapping[str, str]) -> Situation:
         mtbf_s=_taken(values, "mtbf", _time, None),
         repair_s=_taken(values, "repair", _time, 300.0),
         speeds=_taken(values, "speeds", lambda text: _speeds(text, learners), ()),
-        merge_rate=_taken(values, "merge_rate", _rate, 1.5e9),
     )
+    merge_rate = _taken(values, "merge_rate", _rate, None)
+    return situation if merge_rate is None else replace(situation, merge_rate=merge_rate)
 
 
 def wishes_of(values: Mapping[str, str]) -> Wishes:
@@ -91,6 +101,7 @@ def told(situation: Situation, found: Plan) -> str:
     s, f = found.settings, found.forecast
     quorum = s.quorum or situation.learners // 2 + 1
     held_up = shortfalls(f)
+    memory = syncer_bytes(situation, s), learner_bytes(situation, s)
     rows = [
         ("rounds", f"{f.rounds_per_s:.3g} per second, {f.round_s:.2f} s each from launch to commit"),
         ("a fragment is merged", f"every {f.interval_steps:.0f} steps of the fastest learner"),
@@ -100,6 +111,7 @@ def told(situation: Situation, found: Plan) -> str:
         ("a learner moves", f"{_bytes(f.sent_per_step)} up and {_bytes(f.received_per_step)} down per step"),
         ("busy", f"learner's link {f.link_use:.1%}, syncer's link {f.syncer_link_use:.1%}, syncer {f.syncer_use:.1%}"),
         ("training stalls", f"{f.stall:.2%} of the time"),
+        ("memory of tensors", f"syncer up to {_bytes(memory[0])}, learner {_bytes(memory[1])} beyond its model"),
     ]
     if f.against_gradients:
         rows.append(("f32 gradients", f"every step would be {f.against_gradients:.0f} times the bytes"))

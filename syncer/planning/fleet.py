@@ -17,7 +17,15 @@ from syncer.core.coordinator import Coordinator
 from syncer.planning.agenda import Agenda
 from syncer.planning.learner import Learner
 from syncer.planning.network import Pipe, Transfer, framed_bytes
-from syncer.planning.situation import Settings, Situation, layout_of, policy_of
+from syncer.planning.situation import (
+    BROADCAST_ANSWERS,
+    MERGE_ANSWERS,
+    OUTER_ANSWERS,
+    Settings,
+    Situation,
+    layout_of,
+    policy_of,
+)
 from yeto_torch.protocol.constants import HASH_BYTES, WireDType
 from yeto_torch.protocol.messages import Hello
 
@@ -69,6 +77,7 @@ class Fleet:
         self._waiting: dict[ev.Member, dict[int, int]] = {}  # broadcasts not begun: fragment -> version
         self._under_way: dict[ev.Member, int] = {}
         self._versions: dict[int, int] = {}
+        self._spent: dict[int, float] = {}  # seconds on rounds that are not broadcast yet, by step
         self._tally = Tally()
         self._tickets = 0
         for learner in range(situation.learners):
@@ -132,6 +141,8 @@ class Fleet:
         self._woken_for = None
         while self._inbox:
             event, arrived = self._inbox.popleft()
+            if isinstance(event, ev.PushArrived):
+                self._work(self._situation.message_s)
             self._perform(self._coordinator.handle(event, arrived))
         self._perform(self._coordinator.on_time(self.agenda.now))
         deadline = self._coordinator.next_deadline()
@@ -148,13 +159,14 @@ class Fleet:
         match effect:
             case fx.SendPull(member, fragment, step, attempt):
                 if member in self._learners:
+                    self._work(self._situation.message_s)
                     arrives = self._later(self._situation.latency_s)
                     self.agenda.at(arrives, self._learners[member].pulled, fragment, step, attempt)
             case fx.Merge(step, fragment, responses):
-                self._work(len(responses) * self.layout.numels[fragment])
+                self._spent[step] = self._compute(len(responses) + MERGE_ANSWERS, fragment)
                 self._own.append(ev.MergeDone(step))
             case fx.Commit(step, fragment):
-                self._work(self.layout.numels[fragment])
+                self._spent[step] += self._compute(OUTER_ANSWERS, fragment)
                 self._versions[fragment] = step
             case fx.Record():
                 self._record(effect)
@@ -166,9 +178,14 @@ class Fleet:
     def _later(self, seconds: float) -> float:
         return max(self.agenda.now, self._free_at) + seconds
 
-    def _work(self, values: int) -> None:
-        """The actor computes."""
-        seconds = _F32 * values / self._situation.merge_rate
+    def _compute(self, answers: float, fragment: int) -> float:
+        """The actor does what merging so many answers of a fragment takes; returns the seconds."""
+        seconds = answers * _F32 * self.layout.numels[fragment] / self._situation.merge_rate
+        self._work(seconds)
+        return seconds
+
+    def _work(self, seconds: float) -> None:
+        """The actor is busy."""
         self._free_at = self._later(seconds)
         self._tally.busy_s += seconds
 
@@ -183,12 +200,14 @@ class Fleet:
         tally.round_s += self._later(0.0) - record.launched_at
 
     def _broadcast(self, effect: fx.Broadcast) -> None:
-        numel = self.layout.numels[effect.fragment]
         started = self._later(0.0)
-        self._work(numel)
+        spent = self._spent.pop(effect.version, None)
+        if spent is not None:  # else who joins is sent what is encoded already
+            self._compute(BROADCAST_ANSWERS, effect.fragment)
+        self._work(len(effect.members) * self._situation.message_s)
         self.agenda.at(self._free_at, self._send_all, effect)
-        if effect.version > 0 and len(effect.members) > 0 and effect.version == max(self._versions.values()):
-            self._own.append(ev.RoundSynced(effect.version, self._free_at - started))
+        if spent is not None:
+            self._own.append(ev.RoundSynced(effect.version, spent + self._free_at - started))
 
     @property
     def _bulk(self) -> WireDType:

@@ -13,6 +13,7 @@ from syncer.core import events as ev
 from syncer.planning.agenda import Agenda
 from syncer.planning.network import Pipe, Transfer, framed_bytes
 from syncer.planning.situation import Settings, Situation
+from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.layout import WireLayout
 
 _PUSH_HEAD = 48
@@ -130,7 +131,8 @@ class Learner:
             )
             values = _F32 * self._layout.numels[fragment]
             work += values
-            self._agenda.after(values / self._situation.encode_rate, self._send, push)
+            is_packed = self._settings.wire_dtype is WireDType.Q4
+            self._agenda.after(values / self._situation.encode_rate if is_packed else 0.0, self._send, push)
         return work
 
     def _send(self, push: ev.PushArrived) -> None:

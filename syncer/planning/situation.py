@@ -1,6 +1,7 @@
 """What a plan is made for: the model, the machines, the network, and the settings of the run.
 
-Rates are measured ones and can be given; the defaults are what one core of an ordinary machine does.
+Rates are measured ones and can be given; the defaults are those of one core of a slow server, which copies 5.5 GB of
+f32 values a second (``docs/scaling.md`` says how they were found, and how to find another machine's).
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from yeto_torch.protocol.constants import MergeMode, WireDType
 from yeto_torch.protocol.layout import WireFragment, WireLayout
 
 NEVER = 10**9  # outer steps: a plan watches a run that goes on
+# In answers: the correction, the outer step on parameters and momentum, the broadcast.
+MERGE_ANSWERS, OUTER_ANSWERS, BROADCAST_ANSWERS = 1.5, 1.0, 0.5
+ROUND_ANSWERS = MERGE_ANSWERS + OUTER_ANSWERS + BROADCAST_ANSWERS
+_F32 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,12 @@ class Situation:
         latency_s: one way.
         mtbf_s: mean time between failures of one learner; None = none fails.
         repair_s: until it is back.
-        merge_rate: f32 bytes per second that the syncer decodes, merges and encodes.
+        merge_rate: f32 bytes per second that the syncer's actor adds to a merge: what one answer more costs. All that a
+            round takes whoever answers, the outer step and encoding the broadcast included, is as much as
+            ``ROUND_ANSWERS`` answers.
+        message_s: what the syncer spends on a pull, an answer or a broadcast of one learner, however short.
         exchange_rate: f32 bytes per second that a learner subtracts or adopts on its training thread.
-        encode_rate: f32 bytes per second that a learner encodes beside it.
+        encode_rate: f32 bytes per second that a learner packs into four bits beside it; f32 and bf16 need no packing.
     """
 
     parameters: int
@@ -63,8 +71,9 @@ class Situation:
     mtbf_s: float | None = None
     repair_s: float = 300.0
     speeds: tuple[float, ...] = field(default=())
-    merge_rate: float = 1.5e9
-    exchange_rate: float = 4e9
+    merge_rate: float = 2e9
+    message_s: float = 0.19e-3
+    exchange_rate: float = 2.5e9
     encode_rate: float = 1e9
 
     def speed(self, learner: int) -> float:
@@ -80,6 +89,24 @@ def layout_of(situation: Situation, settings: Settings) -> WireLayout:
     count = min(settings.fragments, situation.parameters)
     base, more = divmod(situation.parameters, count)
     return WireLayout(tuple(WireFragment(MergeMode.AVG, (base + (f < more),)) for f in range(count)))
+
+
+def syncer_bytes(situation: Situation, settings: Settings) -> int:
+    """Memory the syncer's tensors take when every answer of every round in flight is there.
+
+    Parameters and momentum; per round in flight the answers as bytes and decoded, a merged gradient and a broadcast.
+    """
+    layout = layout_of(situation, settings)
+    decoded, bulk = layout.max_nbytes(WireDType.F32), layout.max_nbytes(settings.wire_dtype.bulk)
+    answer = layout.max_nbytes(settings.wire_dtype) + decoded
+    in_flight = min(settings.pipeline, len(layout))
+    return 2 * _F32 * situation.parameters + in_flight * (situation.learners * answer + decoded + bulk)
+
+
+def learner_bytes(situation: Situation, settings: Settings) -> int:
+    """Memory a learner takes beyond its model: the anchors in the broadcasts' dtype, and two fragments in f32."""
+    layout = layout_of(situation, settings)
+    return settings.wire_dtype.bulk.nbytes(situation.parameters) + 2 * layout.max_nbytes(WireDType.F32)
 
 
 def policy_of(situation: Situation, settings: Settings) -> SyncerPolicy:

@@ -10,6 +10,7 @@ import pytest
 
 from syncer.plan import USAGE, command, situation_of, told, wishes_of
 from syncer.planning.advice import plan
+from syncer.planning.situation import Situation
 
 GIVEN = [
     "model=8M",
@@ -31,6 +32,8 @@ def test_it_says_what_to_type_next(tmp_path, capsys):
     content = json.loads((tmp_path / "plan.json").read_text())
     assert content["settings"]["interval"] == 24
     assert 0 < content["forecast"]["goodput"] <= 1
+    assert content["memory"] == {"syncer_bytes": 136_000_000, "learner_bytes": 32_000_000}
+    assert "memory of tensors      syncer up to 136 MB, learner 32 MB beyond its model" in text
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,12 @@ def test_a_wrong_word_is_named(changed, sentence):
     with pytest.raises(ValueError) as caught:
         command([word for word in GIVEN if word.partition("=")[0] != key] + [changed])
     assert sentence in str(caught.value)
+
+
+def test_a_rate_that_is_given_replaces_the_default():
+    values = dict(word.split("=") for word in GIVEN)
+    assert situation_of(values).merge_rate == Situation(1, 1, 1.0, 1.0, 1.0).merge_rate
+    assert situation_of(values | {"merge_rate": "20GB"}).merge_rate == 20e9
 
 
 def test_usage_errors_exit_with_two():

@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from syncer.core.pace import Pace
 from syncer.planning.advice import INTERVALS, Wishes, plan, shortfalls
 from syncer.planning.agenda import Agenda
 from syncer.planning.forecast import forecast
 from syncer.planning.network import Pipe, Transfer, framed_bytes
-from syncer.planning.situation import Settings, Situation, layout_of
+from syncer.planning.situation import (
+    ROUND_ANSWERS,
+    Settings,
+    Situation,
+    layout_of,
+    learner_bytes,
+    syncer_bytes,
+)
 from yeto_torch.protocol.chunks import Slicer
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.messages import PushFragment, encode
@@ -64,6 +72,30 @@ class TestForecast:
         assert found.sent_per_step == pytest.approx(up * per_step, rel=0.02)
         assert found.received_per_step == pytest.approx(down * per_step, rel=0.02)
 
+    @pytest.mark.parametrize("learners", [2, 5])
+    def test_the_syncer_works_for_every_answer_and_for_every_round(self, learners):
+        """Answers, outer step, broadcast, and three messages of each learner."""
+        fleet = replace(LAN, learners=learners, merge_rate=1e8, message_s=2e-3)
+        found = forecast(fleet, Settings(interval=48.0, quorum=learners))
+        per_round = (learners + ROUND_ANSWERS) * 4 * fleet.parameters / 8 / 1e8 + 3 * learners * 2e-3
+        assert found.syncer_use / found.rounds_per_s == pytest.approx(per_round, rel=0.02)
+
+    def test_the_estimate_behind_the_grace_window_knows_the_whole_round_s_work(self, monkeypatch):
+        """As the actor reports it: merge, outer step and broadcast, and nothing for what is sent to who joins."""
+        told = []
+        original = Pace.observe_sync
+        monkeypatch.setattr(Pace, "observe_sync", lambda self, s: (told.append(s), original(self, s)))
+        fleet = replace(LAN, merge_rate=1e8, message_s=0.0)
+        found = forecast(fleet, Settings(interval=48.0, quorum=2))
+        assert len(told) >= found.rounds
+        assert told == [pytest.approx((2 + ROUND_ANSWERS) * 4 * MB / 1e8)] * len(told)
+
+    def test_only_four_bits_are_packed(self):
+        slow = replace(LAN, encode_rate=4 * MB)  # a second per fragment
+        round_s = {dtype: forecast(slow, Settings(dtype, interval=48.0)).round_s for dtype in WireDType}
+        assert round_s[WireDType.Q4] > round_s[WireDType.BF16] + 0.9
+        assert round_s[WireDType.F32] == pytest.approx(round_s[WireDType.BF16], abs=0.3)
+
     def test_a_link_that_is_too_slow_is_full_and_nothing_else_breaks(self):
         found = forecast(replace(LAN, link=MB), Settings(interval=24.0))
         assert found.interval_steps > 30
@@ -111,6 +143,16 @@ class TestAdvice:
     def test_what_was_given_stays(self):
         wishes = Wishes(WireDType.F32, 4, 17.0, 1, 3)
         assert plan(LAN, wishes).settings == Settings(WireDType.F32, 4, 17.0, 1, 3)
+
+
+@pytest.mark.parametrize(("dtype", "answer"), [(WireDType.F32, 4), (WireDType.BF16, 2), (WireDType.Q4, 132 / 256)])
+def test_memory_is_the_state_and_the_rounds_in_flight(dtype, answer):
+    fleet, settings = replace(LAN, parameters=8 * 256_000), Settings(dtype, pipeline=2)
+    bulk = 4 if dtype is WireDType.F32 else 2
+    state, values = 8 * 8 * 256_000, 256_000
+    assert syncer_bytes(fleet, settings) == state + 2 * values * (2 * (answer + 4) + 4 + bulk)
+    assert syncer_bytes(fleet, replace(settings, fragments=1)) == state + 8 * values * (2 * (answer + 4) + 4 + bulk)
+    assert learner_bytes(fleet, settings) == 8 * values * bulk + 2 * 4 * values
 
 
 def test_fragments_are_equal_and_whole():
