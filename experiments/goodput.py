@@ -52,12 +52,17 @@ def decoupled(trace: Trace) -> dict[str, float]:
     return {"decoupled": merged / unharmed, "of_ideal": merged / ideal, "made": made / ideal}
 
 
+def fleet_of(trace: Trace, up: float | None) -> Fleet:
+    """The planned fleet, before its first step; a machine works ``up`` steps on average, None = for ever."""
+    mtbf_s = None if up is None else up * STEP_S
+    situation = Situation(1_000_000, trace.learners, STEP_S, 1e9, 1e9, mtbf_s=mtbf_s, repair_s=trace.repair * STEP_S)
+    return Fleet(situation, Settings(interval=float(trace.interval)), trace.seed)
+
+
 @cache  # every trace is held against the same fleet without failures
 def _steps(trace: Trace, up: float | None) -> tuple[float, float]:
     """Local steps merged and made, of all learners, while a machine works ``up`` steps on average; None = for ever."""
-    mtbf_s = None if up is None else up * STEP_S
-    situation = Situation(1_000_000, trace.learners, STEP_S, 1e9, 1e9, mtbf_s=mtbf_s, repair_s=trace.repair * STEP_S)
-    fleet = Fleet(situation, Settings(interval=float(trace.interval)), trace.seed)
+    fleet = fleet_of(trace, up)
     fleet.run(WARM_UP * STEP_S)
     before = fleet.tally()
     fleet.run((WARM_UP + trace.steps) * STEP_S)

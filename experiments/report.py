@@ -6,7 +6,6 @@ judged. It must not run anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +150,5 @@ def _pictures(scale: Scale, records: Records, folder: Path | None) -> list[str]:
         from experiments import plots
     except ImportError:
         return []
-    drawn: list[Callable[[Scale, Records, Path], str | None]] = [plots.parity, plots.regimes]
-    made = [path for path in (draw(scale, records, folder) for draw in drawn) if path]
+    made = [path for path in (draw(scale, records, folder) for draw in plots.PICTURES) if path]
     return [f"![{path}](evidence/{path})" for path in made]
