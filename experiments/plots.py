@@ -214,9 +214,9 @@ def _of_map(scale: Scale, h: int, outer: tuple[float, float]) -> Arm | None:
 def _colors(means: Iterable[float], quantity: Quantity) -> Normalize:
     """White is 0 % of loss, and a gain of 1: plain averaging's. Losses above 1 % are told apart by their logarithm."""
     if quantity == "loss":
-        most = max(1.0, *(abs(mean) for mean in means))
+        most = max(10.0, *(abs(mean) for mean in means))
         return SymLogNorm(1.0, vmin=-most, vmax=most)
-    most = max(0.25, *(abs(mean - 1) for mean in means))
+    most = max(1.0, *(abs(mean - 1) for mean in means))
     return Normalize(1 - most, 1 + most)
 
 
