@@ -34,7 +34,7 @@ from yeto_torch.protocol.messages import (
 )
 
 _MAX_EVENTS = 64  # unhandled events of one group
-_SHORT_BYTES = 1024 * 1024
+_SHORT = 1 << 18  # values
 
 Post = Callable[[ev.Event, float, Callable[[], None] | None], None]
 """(event, arrival in monotonic seconds, what to call once it is handled)."""
@@ -59,8 +59,8 @@ class Decoding:
         with self._lock:
             return min((now, *self._arrivals.values()))
 
-    def post(self, decode_event: Callable[[], ev.Event], now: float, nbytes: int, handled: Callable[[], None]) -> None:
-        """Decode ``nbytes`` that arrived at ``now`` and post it; at no moment it is neither under way nor posted.
+    def post(self, decode_event: Callable[[], ev.Event], now: float, numel: int, handled: Callable[[], None]) -> None:
+        """Decode ``numel`` values that arrived at ``now`` and post it; at no moment it is neither under way nor posted.
 
         Short tensors are decoded one after the other: many threads at it would only take the interpreter from each
         other, and with 64 learners that cost more than the decoding.
@@ -70,7 +70,7 @@ class Decoding:
             number = next(self._numbers)
             self._arrivals[number] = now
         try:
-            with self._short if nbytes <= _SHORT_BYTES else nullcontext():
+            with self._short if numel <= _SHORT else nullcontext():
                 event = decode_event()
         finally:
             with self._lock:
@@ -113,9 +113,9 @@ class Reception:
         """One message. Raises PeerError for what no honest peer sends."""
         match message:
             case PushFragment():
-                self._bulk(lambda: self._push(message), now, len(message.data))
+                self._bulk(lambda: self._push(message), now, message.fragment)
             case InitParams():
-                self._bulk(lambda: self._init(message), now, len(message.data))
+                self._bulk(lambda: self._init(message), now, message.fragment)
             case Heartbeat():
                 self._check_id(message.learner_id, "HEARTBEAT")
                 if not self._beats:
@@ -129,10 +129,10 @@ class Reception:
             case _:
                 raise PeerError(f"{message.TYPE.name} is not for the syncer")
 
-    def _bulk(self, decode_event: Callable[[], ev.Event], now: float, nbytes: int) -> None:
+    def _bulk(self, decode_event: Callable[[], ev.Event], now: float, fragment: int) -> None:
         self._tensors.acquire()
         try:
-            self._decoding.post(decode_event, now, nbytes, self._tensors.release)
+            self._decoding.post(decode_event, now, self._hello.layout.numels[fragment], self._tensors.release)
         except PeerError:
             self._tensors.release()
             raise

@@ -166,7 +166,7 @@ class Exchange:
         if any(is_sharded(p) or p.device.type != "cpu" for p in parameters):
             return None
         out = self._room(self._numels[fragment], torch.bfloat16 if dtype is WireDType.BF16 else torch.float32)
-        locals_ = [parameter.detach().reshape(-1) for parameter in parameters]
+        locals_ = (parameter.detach().reshape(-1) for parameter in parameters)  # one at a time: a strided one is copied
         return out if self._snapshots.take(locals_, None if base is None else base.cpu(), out) else None
 
     def _room(self, numel: int, dtype: torch.dtype) -> Tensor:

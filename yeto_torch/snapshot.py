@@ -10,7 +10,7 @@ several passes, in parts that it does not share out to threads either. This file
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ class Snapshots:
     def __init__(self) -> None:
         self._wide, self._local = _Piece(), _Piece()
 
-    def take(self, tensors: Sequence[Tensor], base: Tensor | None, out: Tensor) -> bool:
+    def take(self, tensors: Iterable[Tensor], base: Tensor | None, out: Tensor) -> bool:
         """``tensors`` one behind the other, less ``base`` if there is one, into ``out``; computed in f32, on the CPU.
 
         Args:
@@ -85,7 +85,7 @@ class _Row:
     many small tensors cost a copy each, and no more steps than one large one.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], piece: _Piece) -> None:
+    def __init__(self, tensors: Iterable[Tensor], piece: _Piece) -> None:
         self._tensors, self._piece = iter(tensors), piece
         self._next(torch.empty(0))
 

@@ -24,7 +24,7 @@ from yeto_torch.protocol.constants import MAX_MAGNITUDE
 from yeto_torch.protocol.errors import LocalError, RunError
 
 _SAFE = 2.0**126  # magnitudes bounded by this cannot reach infinity by rounding
-_ROUNDING = 1.0 + 2.0**-20  # what f32 may add to a bound that is reckoned in f64
+_ROUNDING = 1.0 + 2.0**-18  # what f32 may add to a bound, or to a norm, that is reckoned in f64
 
 
 @dataclass(slots=True)

@@ -136,12 +136,16 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """The child finds this very package, wherever we were started from."""
+    """The child finds this very package, wherever we were started from; its threads are its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     root = Path(__file__).resolve().parents[2]
-    if root.name in ("site-packages", "dist-packages"):  # found anyway, and must not come before the standard library
-        return dict(os.environ)
-    inherited = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else str(root)}
+    if root.name not in (
+        "site-packages",
+        "dist-packages",
+    ):  # found anyway, and must not come before the standard library
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else str(root)
+    return environment
 
 
 def _widen(*fds: int) -> None:

@@ -1,5 +1,6 @@
 """Every way a group ends: violations, lost sockets, ERROR, close from any thread, failing callbacks, no leaks."""
 
+import errno
 import gc
 import struct
 import threading
@@ -26,6 +27,7 @@ from yeto_torch.protocol.messages import (
 )
 from yeto_torch.transport import group as module
 from yeto_torch.transport.group import Group
+from yeto_torch.transport.sockets import Stream
 
 UP, DOWN = Direction.TO_SYNCER, Direction.TO_LEARNER
 M = MessageType
@@ -287,6 +289,33 @@ def test_a_peer_lost_while_we_write(rig):
     until(lambda: peer.readable(1) == [1])
     reset(peer.socks[1])
     assert "data stream 0" in recorder.wait_closed().reason
+
+
+def test_a_send_that_fails_half_way_is_not_begun_again(rig, monkeypatch):
+    """Also where the socket would go on: a second beginning behind half a frame would be nonsense to the peer."""
+    group, recorder, peer = rig.group(1)
+    whole = raw(PullReq(1, 7, 1))
+
+    write_some, calls = Stream._write_some, []
+
+    def fail_once(stream, views):
+        calls.append(len(views[0]))
+        if len(calls) == 1:
+            stream._sock.send(views[0][:5])
+            views[0] = views[0][5:]
+            return True
+        if len(calls) == 2:
+            raise OSError(errno.ENOBUFS, "no buffer space")
+        return write_some(stream, views)
+
+    monkeypatch.setattr(Stream, "_write_some", fail_once)
+    assert group.send(PullReq(1, 7, 1))
+    assert "lost while writing: no buffer space" in recorder.wait_closed().reason.lower()
+    peer.socks[0].settimeout(PATIENCE_S)
+    got = b""
+    while part := peer.socks[0].recv(4096):
+        got += part
+    assert got == whole[:5]
 
 
 # ---------------------------------------------------------------------------------------------------- closing

@@ -38,7 +38,8 @@ def allocate(nbytes: int, large_bytes: int = LARGE_BYTES) -> memoryview:
 class Spare:
     """Lends memory, and keeps what came back for the next one; from any thread, without a lock.
 
-    What is lent comes back when the last view of it is gone, wherever that happens, within a garbage collection too.
+    What is lent comes back when the last view of it is gone, wherever that happens, within a garbage collection too. (A
+    ``__del__`` that saves a view out of a garbage cycle saves it too late: it may have been lent again.)
 
     Args:
         keep: how many mappings are kept at most; the oldest goes first.
@@ -96,8 +97,9 @@ class _Pages:
         if self.used - end <= nbytes // 16:
             self.used = max(self.used, nbytes)
         elif _DONT_NEED is not None:
-            self.memory.madvise(_DONT_NEED, end, self.used - end)
-            self.used = nbytes
+            with suppress(OSError):  # pages that are locked into memory stay
+                self.memory.madvise(_DONT_NEED, end, self.used - end)
+                self.used = nbytes
 
 
 def _map(nbytes: int, used: int) -> mmap.mmap:

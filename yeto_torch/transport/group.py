@@ -138,6 +138,7 @@ class _Line:
         self.work = Condition(lock)
         self.threads: list[Thread] = []
         self.half_sent: list[Job] = []  # at most one, begun by the sender and to be ended by the writer
+        self.failed: Exception | None = None  # what the sender met, for the writer to raise
 
 
 class Group:
@@ -344,25 +345,29 @@ class Group:
     def _send_now(self, message: Message) -> bool:
         """Send on stream 0 without waiting, if that is free; what does not go out now is left to its writer.
 
-        Whatever goes wrong the writer will meet too, and end the group.
+        Where it fails the writer says so, and nothing goes out behind it: half the message may be on its way.
         """
         line = self._lines[0]
-        with suppress(Exception):
-            parts: Sequence[Buffer] | None = self._outbox.at_once(message, clock())
-            if parts is None:
-                return False
-            with suppress(OSError):
-                parts = line.stream.write_now(parts)
-            if parts:
-                line.half_sent.append(self._outbox.begun(parts))
-                line.work.notify()
-            return True
-        return False
+        parts: Sequence[Buffer] | None = None
+        with suppress(Exception):  # the writer will meet it, too
+            parts = self._outbox.at_once(message, clock())
+        if parts is None:
+            return False
+        try:
+            parts = line.stream.write_now(parts)
+        except Exception as error:  # noqa: BLE001  # raised again where it is answered
+            line.failed = error
+        if parts:
+            line.half_sent.append(self._outbox.begun(parts))
+            line.work.notify()
+        return True
 
     def _write(self, line: _Line) -> None:
         stream = line.stream
         try:
             while (job := self._next_job(line)) is not None:
+                if line.failed is not None:
+                    raise line.failed
                 stream.write(job.parts, self._write_timeout_s)
                 with self._lock:
                     on_sent = self._outbox.done(job)
