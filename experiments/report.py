@@ -43,6 +43,12 @@ LIMITS = """\
 * Failures are drawn independently of each other, and all machines are alike. Real ones fail in groups."""
 
 
+ELSEWHERE = """\
+* Digits with the data split evenly and by classes, against learners alone (README): `python -m yeto_torch.demo --seeds 3`.
+* Speed and memory, against limits and rivals (`benchmarks/README.md`): `make bench-rivals bench`.
+* What a syncer serves (`docs/scaling.md`): the `python -m syncer.plan` command beside each figure."""
+
+
 def write(target: Path, scale: Scale, records: Records) -> None:
     """The report and its pictures, beside each other."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -58,6 +64,7 @@ def text(scale: Scale, records: Records, pictures: Path | None = None) -> str:
         parts.append(_verdicts(found, scale))
         parts += [_section(section) for section in found]
         parts += _pictures(scale, records, pictures)
+    parts.append("## Figures that are measured elsewhere\n\n" + ELSEWHERE)
     parts.append("## What tiny scale cannot show\n\n" + LIMITS)
     return "\n\n".join(parts) + "\n"
 
