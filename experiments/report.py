@@ -44,7 +44,7 @@ LIMITS = """\
 
 
 ELSEWHERE = """\
-* Digits with the data split evenly and by classes, against learners alone (README): `python -m yeto_torch.demo --seeds 3`.
+* Digits split evenly and by classes, against learners alone (README): `python -m yeto_torch.demo --seeds 3`.
 * Speed and memory, against limits and rivals (`benchmarks/README.md`): `make bench-rivals bench`.
 * What a syncer serves (`docs/scaling.md`): the `python -m syncer.plan` command beside each figure."""
 
