@@ -13,7 +13,7 @@ from syncer.planning.forecast import Forecast, forecast
 from syncer.planning.situation import Settings, Situation
 from yeto_torch.protocol.constants import WireDType
 
-# From the default on: shorter ones over-drive the outer momentum, whatever the network allows.
+# From the default on: less traffic where nothing is known of the loss. Who has the line for it can ask for less.
 INTERVALS = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 MERGED_SHARE, LINK_USE, SYNCER_USE = 0.9, 0.5, 0.5
 LONG_INTERVAL = 64  # above it a smaller wire dtype is worth its noise
