@@ -32,7 +32,7 @@ from syncer.core.ledger import LedgerRow
 from syncer.final_state import write_final_state
 from syncer.merge.gain import outer_momentum
 from syncer.merger import Merged, Merger, MergerEvent, PoolDrained
-from syncer.policy import DRIVE_LIMIT, SyncerPolicy
+from syncer.policy import WARNED_DRIVE, SyncerPolicy
 from syncer.progress import Progress
 from syncer.server import Server
 from syncer.state import GlobalState
@@ -84,7 +84,7 @@ class Actor:
     _moved_at: float = field(default_factory=clock)
 
     def __post_init__(self) -> None:
-        self._drive = DriveWatch(DRIVE_LIMIT, is_capped=self.policy.outer.guard == "cap")
+        self._drive = DriveWatch(WARNED_DRIVE, is_capped=self.policy.outer.guard == "cap")
 
     def post(self, event: ev.Event | MergerEvent, now: float, handled: Callable[[], None] | None = None) -> None:
         """Queue an event that arrived at ``now``; from any thread. ``handled`` is called once it is settled."""

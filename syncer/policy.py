@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 DRIVE_LIMIT = 1.25
-"""Where the band of the outer step's drive ends: beyond, the syncer warns, and ``outer.guard=cap`` lowers momentum."""
+"""Where the band of the outer step's drive ends: beyond, ``outer.guard=cap`` lowers momentum."""
+
+WARNED_DRIVE = 1.42
+"""Beyond it the syncer warns. The preset ``balanced`` reaches 1.4 where a fleet goes steadily, which is no fault."""
 
 
 class IsoBackend(IntEnum):

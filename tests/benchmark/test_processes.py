@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -12,6 +13,10 @@ import pytest
 from syncer.bench.processes import Children, Ended, Signalled
 
 WAIT_S = 60.0
+# a shell may miss a signal between two commands
+OBEDIENT = f"exec {sys.executable} -c \"import time; print('up', flush=True); time.sleep(1000)\""
+    f"exec {sys.executable} -c \"import time; print('up', flush=True); time.sleep(1000)\""  # a shell may miss a signal
+)
 STUBBORN = "trap '' INT TERM; echo up; while :; do sleep 0.1; done"
 
 
@@ -89,7 +94,7 @@ def test_what_an_ended_child_left_running_is_killed(children, tmp_path):
 def test_a_child_that_does_not_end_when_asked_is_killed(children, tmp_path):
     stubborn, obedient = (
         start(children, STUBBORN, tmp_path / "1"),
-        start(children, "echo up; sleep 1000", tmp_path / "2"),
+        start(children, OBEDIENT, tmp_path / "2"),
     )
     for child in (stubborn, obedient):
         says(child, "up")
