@@ -13,10 +13,8 @@ import pytest
 from syncer.bench.processes import Children, Ended, Signalled
 
 WAIT_S = 60.0
-# a shell may miss a signal between two commands
+# Python, since a shell may miss a signal between two commands
 OBEDIENT = f"exec {sys.executable} -c \"import time; print('up', flush=True); time.sleep(1000)\""
-    f"exec {sys.executable} -c \"import time; print('up', flush=True); time.sleep(1000)\""  # a shell may miss a signal
-)
 STUBBORN = "trap '' INT TERM; echo up; while :; do sleep 0.1; done"
 
 
