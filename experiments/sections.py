@@ -187,10 +187,7 @@ def e4(scale: Scale, records: Records) -> Section:
 
 
 def e5(scale: Scale, records: Records) -> Section:
-    words = (
-        "H = 24. avg-norm is the mean's direction at rda's length: what of rda's effect is length alone. Arms of eight "
-        "learners have one seed, as far as they have been run."
-    )
+    words = "H = 24. avg-norm is the mean's direction at rda's length: what of rda's effect is length alone."
     claims = {"iso": differences(scale, records, "e5", "iso-norm, M = 2")}
     return Section("E5: merging", words, _again("e5"), _head("synchronous"), _compared(scale, records, "e5"), claims)
 
