@@ -111,7 +111,7 @@ class Corrected(Sequence[Tensor]):
 def _add_momentum(gradient: Tensor, momentum: Tensor, factor: float, out: Tensor) -> Tensor:
     """``d + f32(factor) * m``, product and sum rounded to f32 each."""
     for target, d, m in pieces.pieces(out, gradient, momentum):
-        pieces.library(target).add(pieces.product(m, factor, target), d, out=target)
+        pieces.operations(target).add(pieces.product(m, factor, target), d, out=target)
     return out
 
 

@@ -88,7 +88,7 @@ def nesterov_step(
     for p, m, d in pieces.pieces(params, momentum, gradient):
         _advance(p, m, d, lr, mu, room[: len(d)])
         if not most < MAX_MAGNITUDE:
-            pieces.library(p).clip(p, -MAX_MAGNITUDE, MAX_MAGNITUDE, out=p)
+            pieces.operations(p).clip(p, -MAX_MAGNITUDE, MAX_MAGNITUDE, out=p)
     bounds.params, bounds.momentum = min(behind.params, MAX_MAGNITUDE), behind.momentum
 
 
@@ -100,13 +100,13 @@ def _stays_finite(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float,
         p_next[:], m_next[:] = p, m
         _advance(p_next, m_next, d, lr, mu, room[: len(d)])
         # momentum that overflowed has taken the parameter with it
-        if not bool(pieces.library(p_next).isfinite(p_next).all()):
+        if not bool(pieces.operations(p_next).isfinite(p_next).all()):
             return False
     return True
 
 
 def _advance(params: Piece, momentum: Piece, gradient: Piece, lr: float, mu: float, room: Piece) -> None:
-    library = pieces.library(params)
-    library.add(pieces.product(momentum, mu, momentum), gradient, out=momentum)
-    library.add(pieces.product(momentum, mu, room), gradient, out=room)
-    library.subtract(params, pieces.product(room, lr, room), out=params)
+    operations = pieces.operations(params)
+    operations.add(pieces.product(momentum, mu, momentum), gradient, out=momentum)
+    operations.add(pieces.product(momentum, mu, room), gradient, out=room)
+    operations.subtract(params, pieces.product(room, lr, room), out=params)

@@ -4,7 +4,7 @@ Decides how large a piece is, who works on it, and how a sum is accumulated. Kno
 
 * A piece and its scratch stay in a core's cache, so that a second look at it costs no second trip to memory: whoever
   writes a tensor measures its norm on the way. On the CPU a piece is a numpy array, whose operations start in a third
-  of the time that torch's take and round alike; on a GPU it is a tensor. ``library`` has the operations of both.
+  of the time that torch's take and round alike; on a GPU it is a tensor. ``operations`` finds those of both.
 * A reduction converts one piece at a time to f64. No f64 copy of a whole tensor ever exists.
 * A product and the sum it enters are two operations. ``add(..., alpha=)`` fuses them on processors with FMA and on
   GPUs, rounding once instead of twice: other bits than the law's formulas in f32 give, and other bits per machine.
@@ -32,7 +32,7 @@ _F32_SHIFT = 2.0**64
 _F32_MAX = float(torch.finfo(torch.float32).max)
 
 Piece = Any
-"""A numpy array or, on a GPU, a tensor: what ``library`` works on. Flat f32, and memory of the tensor it is part of."""
+"""A numpy array or, on a GPU, a tensor, as ``operations`` takes them. Flat f32, memory of the tensor it is part of."""
 
 
 _Arguments = ParamSpec("_Arguments")
@@ -71,7 +71,7 @@ def as_piece(tensor: Tensor) -> Piece:
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
-def library(piece: Piece) -> Any:
+def operations(piece: Piece) -> Any:
     """Where ``add``, ``subtract`` and ``multiply``, each with ``out=``, are found for pieces of this kind."""
     return np if isinstance(piece, np.ndarray) else torch
 
@@ -206,7 +206,7 @@ def product(values: Piece, factor: float, out: Piece) -> Piece:
     A factor beyond f32 multiplies in two steps, the first by a power of two: then the values are so small that the
     product is ordinary, and infinity in its place would end the run for an input that is merely odd.
     """
-    multiply = library(out).multiply
+    multiply = operations(out).multiply
     if abs(factor) > _F32_MAX and math.isfinite(factor):
         values, factor = multiply(values, _rounded(_F32_SHIFT, out), out=out), factor / _F32_SHIFT
     return multiply(values, _rounded(factor, out), out=out)
@@ -250,7 +250,7 @@ def _sum_at_once(
         product(parts[0], factors[0], target)
         for part, own in zip(parts[1:], factors[1:], strict=True):
             assert room is not None
-            library(target).add(target, product(part, own, room[: len(part)]), out=target)
+            operations(target).add(target, product(part, own, room[: len(part)]), out=target)
         _finish(target, factor, length)
 
 
@@ -259,7 +259,7 @@ def add(out: Tensor, values: Tensor, own: float, factor: float = 1.0, length: No
     """``out = f32(factor) * (out + f32(own) * values)``; else as ``weighted_sum``."""
     room = scratch(out)
     for target, piece in pieces(out, values):
-        library(target).add(target, product(piece, own, room[: len(piece)]), out=target)
+        operations(target).add(target, product(piece, own, room[: len(piece)]), out=target)
         _finish(target, factor, length)
 
 
