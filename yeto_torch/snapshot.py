@@ -10,13 +10,15 @@ several passes, in parts that it does not share out to threads either. This file
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from yeto_torch.protocol.codec import kernels
 from yeto_torch.protocol.codec.sound import PIECE as PART
 from yeto_torch.protocol.codec.sound import is_piece_sound
 
@@ -42,6 +44,8 @@ class Snapshots:
         Returns:
             Whether every value was finite and at most 2^100 in magnitude, before rounding; ``out`` is undefined if not.
         """
+        if kernels.compiled is not None:
+            return self._take_compiled(kernels.compiled, tensors, base, out)
         locals_ = _Row(tensors, self._local)
         bases = None if base is None else _Base(base, self._wide)
         targets = torch.split(out, PART)
@@ -59,6 +63,28 @@ class Snapshots:
                 if array is None:
                     self._wide.give(targets[first // PART : -(-(first + count) // PART)])
         return True
+
+    def _take_compiled(self, kernels: Any, tensors: Iterable[Tensor], base: Tensor | None, out: Tensor) -> bool:
+        """The same, tensor by tensor; what is not f32 is widened a piece at a time."""
+        start, (is_half_base, is_half_out) = 0, (t is not None and t.dtype is torch.bfloat16 for t in (base, out))
+        target, anchor = out.view(torch.uint8).numpy(), None if base is None else base.view(torch.uint8).numpy()
+        before, behind = (2 if is_half_base else 4), out.itemsize
+        for tensor in tensors:
+            for values in self._widened(tensor):
+                end = start + values.size
+                part = None if anchor is None else anchor[start * before : end * before]
+                if not kernels.subtract(values, part, is_half_base, target[start * behind : end * behind], is_half_out):
+                    return False
+                start = end
+        return True
+
+    def _widened(self, tensor: Tensor) -> Iterator[_Floats]:
+        if tensor.dtype is torch.float32:
+            yield tensor.numpy()
+            return
+        for part in torch.split(tensor, PART):
+            self._local.take((part,))
+            yield self._local.array[: part.numel()]
 
 
 class _Piece:

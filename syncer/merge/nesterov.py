@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from syncer.merge import pieces
+from syncer.merge import kernels, pieces
 from syncer.merge.pieces import Piece
 from yeto_torch.protocol.constants import MAX_MAGNITUDE
 from yeto_torch.protocol.errors import LocalError, RunError
@@ -84,12 +84,15 @@ def nesterov_step(
         behind, most = bounds.step(pieces.largest(gradient), lr, mu)
     if not most < _SAFE and not _stays_finite(params, momentum, gradient, lr, mu):
         raise RunError("the outer step would make parameters or momentum non-finite")
+    bounds.params, bounds.momentum = min(behind.params, MAX_MAGNITUDE), behind.momentum
+    if kernels.compiled is not None and params.device.type == "cpu" and most < MAX_MAGNITUDE:
+        kernels.compiled.nesterov_step(params.numpy(), momentum.numpy(), gradient.numpy(), lr, mu)
+        return
     room = pieces.scratch(params)
     for p, m, d in pieces.pieces(params, momentum, gradient):
         _advance(p, m, d, lr, mu, room[: len(d)])
         if not most < MAX_MAGNITUDE:
             pieces.operations(p).clip(p, -MAX_MAGNITUDE, MAX_MAGNITUDE, out=p)
-    bounds.params, bounds.momentum = min(behind.params, MAX_MAGNITUDE), behind.momentum
 
 
 def _stays_finite(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> bool:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from syncer.merge import kernels
 from yeto_torch.protocol import codec
 
 CPU_PIECE = 1 << 16  # 256 KiB of f32, 512 KiB in f64: half the size costs a tenth more calls, double leaves the cache
@@ -127,6 +128,10 @@ class Norm:
         values = self._wide.load(piece)
         self._square = self._square + dot(values, values)
 
+    def add(self, square: float) -> None:
+        """The sum of the squares of some values is known."""
+        self._square = self._square + square
+
     def value(self) -> float:
         return math.sqrt(float(self._square))
 
@@ -155,9 +160,26 @@ def products(vectors: Sequence[Tensor], reference: Tensor | None = None) -> Prod
     have too many pairs.
     """
     count, is_pair = len(vectors), len(vectors) == 2
+    if kernels.compiled is not None and vectors[0].device.type == "cpu":
+        arrays = [vector.numpy() for vector in vectors]
+        sums: list[Any] = kernels.compiled.products(arrays, None if reference is None else reference.numpy())
+    else:
+        sums = _multiplied(vectors, reference)
+    *found, cross, square = floats(sums)
+    return Products(
+        [math.sqrt(own) for own in found[:count]],
+        cross if is_pair else None,
+        [] if reference is None else found[count:],
+        math.sqrt(square),
+    )
+
+
+def _multiplied(vectors: Sequence[Tensor], reference: Tensor | None) -> list[Any]:
+    """Squares, inner products with the reference, the product of a pair, the square of the reference."""
+    count, is_pair = len(vectors), len(vectors) == 2
     rooms = [Wide(vectors[0]) for _ in range(2 if is_pair else 1)]
     wide_reference = None if reference is None else Wide(reference)
-    sums: list[Any] = [0.0] * (2 * count + 2)  # squares, inner products, the pair's product, the reference's square
+    sums: list[Any] = [0.0] * (2 * count + 2)
     for parts in pieces(*vectors, *([] if reference is None else [reference])):
         wides: list[Piece] = []
         r = None if wide_reference is None else wide_reference.load(parts[-1])
@@ -170,21 +192,12 @@ def products(vectors: Sequence[Tensor], reference: Tensor | None = None) -> Prod
                 sums[count + index] += dot(wides[-1], r)
         if is_pair:
             sums[-2] += dot(*wides)
-    *found, cross, square = floats(sums)
-    return Products(
-        [math.sqrt(own) for own in found[:count]],
-        cross if is_pair else None,
-        [] if reference is None else found[count:],
-        math.sqrt(square),
-    )
+    return sums
 
 
 def norm(values: Tensor) -> float:
     """The l2 norm of a flat f32 tensor, in f64; NaN or infinite where a value is."""
-    found = Norm(values)
-    for (piece,) in pieces(values):
-        found.take(piece)
-    return found.value()
+    return products([values]).norms[0]
 
 
 def largest(values: Tensor) -> float:
@@ -245,6 +258,8 @@ def weighted_sum(
 def _sum_at_once(
     out: Tensor, values: Sequence[Tensor], factors: Sequence[float], factor: float, length: Norm | None
 ) -> None:
+    if _summed(out, values, factors, factor, length):
+        return
     room = scratch(out) if len(values) > 1 else None
     for target, *parts in pieces(out, *values):
         product(parts[0], factors[0], target)
@@ -254,9 +269,26 @@ def _sum_at_once(
         _finish(target, factor, length)
 
 
+def _summed(
+    out: Tensor, values: Sequence[Tensor], factors: Sequence[float], factor: float, length: Norm | None
+) -> bool:
+    """Has it been done by a kernel? A factor beyond f32 is ``product``'s to take apart."""
+    if kernels.compiled is None or out.device.type != "cpu" or not max(map(abs, [factor, *factors])) <= _F32_MAX:
+        return False
+    arrays = [part.numpy() for part in values]
+    square = kernels.compiled.weighted_sum(
+        out.numpy(), arrays, np.array(factors, np.float32), factor, length is not None
+    )
+    if length is not None:
+        length.add(square)
+    return True
+
+
 @unheeded
 def add(out: Tensor, values: Tensor, own: float, factor: float = 1.0, length: Norm | None = None) -> None:
     """``out = f32(factor) * (out + f32(own) * values)``; else as ``weighted_sum``."""
+    if _summed(out, [out, values], [1.0, own], factor, length):
+        return
     room = scratch(out)
     for target, piece in pieces(out, values):
         operations(target).add(target, product(piece, own, room[: len(piece)]), out=target)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from yeto_torch.protocol.codec import kernels
 from yeto_torch.protocol.codec.sound import PIECE, check_finite, is_piece_sound
 
 _CHECKED = 4 * PIECE  # values that are judged together: fewer calls, still in a cache
@@ -20,6 +21,9 @@ _BF16_MAX = float(torch.finfo(torch.bfloat16).max)
 
 def round_to_bf16(values: Tensor, out: Tensor) -> None:
     """[n] f32 -> ``out`` [n] bf16, both on the CPU: nearest even, saturating."""
+    if kernels.compiled is not None:
+        kernels.compiled.round_to_bf16(values.contiguous().numpy(), out.view(torch.int16).numpy())
+        return
     array, pieces, targets = values.numpy(), torch.split(values, PIECE), torch.split(out, PIECE)
     with np.errstate(all="ignore"):
         for first in range(0, array.size, _CHECKED):
@@ -38,6 +42,10 @@ def rounded_on_device(values: Tensor) -> Tensor:
 def decode(source: Tensor, out: Tensor, negate: bool) -> None:
     """``source`` [n] f32 or bf16 -> ``out`` [n] f32. Raises PeerError for a value that is not sound."""
     array, raw = out.numpy(), source.view(torch.uint8).numpy()
+    if kernels.compiled is not None:
+        if not kernels.compiled.decode(raw, array, source.dtype is torch.bfloat16, negate):
+            check_finite(source)
+        return
     pieces, targets = torch.split(source, PIECE), torch.split(out, PIECE)
     with np.errstate(all="ignore"):
         for first in range(0, array.size, _CHECKED):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from yeto_torch.protocol.codec import kernels
 from yeto_torch.protocol.constants import MAX_MAGNITUDE, Q4_BLOCK, Q4_BLOCK_BYTES
 from yeto_torch.protocol.errors import PeerError
 
@@ -29,7 +30,7 @@ PIECE = 1 << 9  # blocks: 512 KiB of f32; smaller ones pay more for numpy's call
 # the ratio, and a tie goes to the even side; hence the last digit is not the same for every L. Comparing with these
 # seven numbers *is* the rule, without a logarithm whose last bit depends on the library. The tests derive them anew.
 LEVEL_BITS = (0x3C3504F2, 0x3CB504F6, 0x3D3504F2, 0x3DB504F5, 0x3E3504F3, 0x3EB504F4, 0x3F3504F3)
-_LEVELS = tuple(np.array(LEVEL_BITS, np.uint32).view(np.float32))
+_LEVELS = np.array(LEVEL_BITS, np.uint32).view(np.float32)
 
 _NIBBLES = np.array([0.0] + [2.0 ** (level - 7) for level in range(1, 8)], np.float32)
 _NIBBLES = np.concatenate([_NIBBLES, np.float32(-1) * _NIBBLES])
@@ -41,6 +42,9 @@ def encode(values: _Floats) -> _Bytes:
     """[n] f32 -> [132 * ceil(n / 256)] bytes."""
     whole, rest = divmod(values.size, Q4_BLOCK)
     out = np.empty((whole + (rest > 0), Q4_BLOCK_BYTES), np.uint8)
+    if kernels.compiled is not None:
+        kernels.compiled.encode_q4(values, out, _LEVELS)
+        return out.reshape(-1)
     blocks = values[: whole * Q4_BLOCK].reshape(whole, Q4_BLOCK)
     scratch = _Scratch(min(PIECE, len(out)))
     with np.errstate(invalid="ignore"):  # infinities give NaN ratios; their scale tells the decoder
@@ -101,6 +105,9 @@ def decode(data: _Bytes, out: _Floats, negate: bool) -> None:
         raise PeerError("a q4 scale is negative or not a number")
     if not bool(np.all(scales <= MAX_MAGNITUDE)):
         raise PeerError("a q4 scale is infinite or above 2^100")
+    if kernels.compiled is not None:
+        kernels.compiled.decode_q4(data, out, negate)
+        return
     if negate:
         np.negative(scales, out=scales)
     whole, rest = divmod(out.size, Q4_BLOCK)

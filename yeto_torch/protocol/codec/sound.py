@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from yeto_torch.protocol.codec import kernels
 from yeto_torch.protocol.constants import MAX_MAGNITUDE
 from yeto_torch.protocol.errors import PeerError
 
@@ -25,6 +26,8 @@ def is_sound(values: Tensor) -> bool:
     values = values.detach()
     if values.device.type != "cpu":
         return _has_sound_extremes(values)
+    if kernels.compiled is not None and values.dtype in (torch.float32, torch.bfloat16):
+        return kernels.compiled.is_sound(values.contiguous().view(torch.uint8).numpy(), values.dtype is torch.bfloat16)
     if values.dtype is torch.float32 and values.data_ptr() % 4 == 0:
         array = values.numpy()
         with np.errstate(all="ignore"):

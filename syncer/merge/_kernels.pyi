@@ -1,0 +1,21 @@
+"""Types of what _kernels.c offers. Arrays are contiguous f32 of one length n.
+
+Raises ValueError for lengths that do not match, BufferError for what is not contiguous or not to be written to.
+"""
+
+from typing import Any
+
+def products(vectors: list[Any], reference: Any, /) -> list[float]:
+    """Sums in f64, as ``pieces.products`` has them: squares, inner products with the reference, the pair's, its square.
+
+    Zero for what is not asked for: without a reference (None), or other than two vectors. At least one vector.
+    """
+
+def weighted_sum(out: Any, vectors: list[Any], factors: Any, scale: float, is_measured: bool, /) -> float:
+    """``out = f32(scale) * sum of factors * vectors``, each operation rounded to f32; the sum of its squares, or 0.
+
+    ``factors``: one f32 per vector, at least one. The first vector may be ``out``.
+    """
+
+def nesterov_step(params: Any, momentum: Any, gradient: Any, lr: float, mu: float, /) -> None:
+    """The outer step in f32, each operation rounded by itself; the first two are overwritten."""

@@ -1,0 +1,264 @@
+/* The codec's loops over elements, compiled: the same bits as the numpy and torch code beside it, in one trip each.
+ *
+ * Every function takes contiguous arrays of one length and keeps none. A module that was not built is no error: see
+ * ``kernels.py``. What a sound value is, and how bf16 and q4 round, is said in sound.py, plain.py and q4.py. */
+
+#include "arrays.h"
+
+enum { LIMIT = 0x71800000 }; /* 2^100 as the bits of an f32: whatever is larger, infinite or NaN has larger bits */
+enum { BLOCK = 256, BLOCK_BYTES = 4 + BLOCK / 2 };
+
+INLINE int32_t magnitude(uint32_t bits) { return (int32_t)(bits & 0x7fffffff); }
+INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+INLINE uint32_t bits_of(float value)
+{
+    union { float value; uint32_t bits; } both = {value};
+    return both.bits;
+}
+
+INLINE float float_of(uint32_t bits)
+{
+    union { uint32_t bits; float value; } both = {bits};
+    return both.value;
+}
+
+/* To nearest, ties to even; of what is sound. */
+INLINE uint16_t nearest(uint32_t bits) { return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16); }
+
+KERNEL int32_t largest_f32(const u32 *in, Py_ssize_t n)
+{
+    int32_t worst = 0;
+    for (Py_ssize_t i = 0; i < n; i++) worst = larger(worst, magnitude(in[i]));
+    return worst;
+}
+
+KERNEL int32_t largest_bf16(const u16 *in, Py_ssize_t n)
+{
+    int16_t worst = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int16_t bits = (int16_t)(in[i] & 0x7fff);
+        worst = bits > worst ? bits : worst;
+    }
+    return (int32_t)worst << 16;
+}
+
+KERNEL int32_t copy_f32(const u32 *in, u32 *out, Py_ssize_t n, uint32_t flip)
+{
+    int32_t worst = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        uint32_t bits = in[i];
+        worst = larger(worst, magnitude(bits));
+        out[i] = bits ^ flip;
+    }
+    return worst;
+}
+
+KERNEL int32_t widen(const u16 *in, u32 *out, Py_ssize_t n, uint32_t flip)
+{
+    int32_t worst = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)in[i] << 16;
+        worst = larger(worst, magnitude(bits));
+        out[i] = bits ^ flip;
+    }
+    return worst;
+}
+
+/* Saturating; a NaN stays one. */
+KERNEL void narrow(const u32 *in, u16 *out, Py_ssize_t n)
+{
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int32_t size = magnitude(in[i]);
+        int32_t rounded = nearest((uint32_t)size);
+        rounded = rounded > 0x7f7f ? 0x7f7f : rounded;
+        rounded = size > 0x7f800000 ? 0x7fc0 : rounded;
+        out[i] = (uint16_t)(rounded | ((in[i] >> 16) & 0x8000));
+    }
+}
+
+/* One trip of ``Snapshots``; compiled once for each kind of base and of out. */
+INLINE int32_t distance(const f32 *local, const f32 *wide, const u16 *half, f32 *out, u16 *rounded, Py_ssize_t n)
+{
+    int32_t worst = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float value = local[i];
+        if (wide) value -= wide[i];
+        if (half) value -= float_of((uint32_t)half[i] << 16);
+        uint32_t bits = bits_of(value);
+        worst = larger(worst, magnitude(bits));
+        if (out) out[i] = value;
+        if (rounded) rounded[i] = nearest(bits);
+    }
+    return worst;
+}
+
+KERNEL int32_t f32_less_f32(const f32 *x, const f32 *b, f32 *o, Py_ssize_t n) { return distance(x, b, 0, o, 0, n); }
+KERNEL int32_t f32_less_bf16(const f32 *x, const u16 *b, f32 *o, Py_ssize_t n) { return distance(x, 0, b, o, 0, n); }
+KERNEL int32_t bf16_less_f32(const f32 *x, const f32 *b, u16 *o, Py_ssize_t n) { return distance(x, b, 0, 0, o, n); }
+KERNEL int32_t bf16_less_bf16(const f32 *x, const u16 *b, u16 *o, Py_ssize_t n) { return distance(x, 0, b, 0, o, n); }
+KERNEL int32_t bf16_alone(const f32 *x, u16 *o, Py_ssize_t n) { return distance(x, 0, 0, 0, o, n); }
+
+/* One whole block. ``level``: the seven ratios from which on a level is reached, least first. */
+INLINE void pack(const f32 *in, uint8_t *out, const float *level)
+{
+    int32_t worst = 0;
+    for (int i = 0; i < BLOCK; i++) worst = larger(worst, magnitude(bits_of(in[i])));
+    float scale = float_of((uint32_t)worst), divisor = worst == 0 ? 1.0f : scale;
+    uint8_t nibble[BLOCK];
+    for (int i = 0; i < BLOCK; i++) {
+        float ratio = float_of((uint32_t)magnitude(bits_of(in[i]))) / divisor;
+        int32_t found = 0;
+        for (int j = 0; j < 7; j++) found += ratio >= level[j];
+        nibble[i] = (uint8_t)(found | (in[i] < 0 && ratio >= level[0] ? 8 : 0));
+    }
+    *(f32 *)out = scale;
+    for (int i = 0; i < BLOCK / 2; i++) out[4 + i] = (uint8_t)(nibble[2 * i] | nibble[2 * i + 1] << 4);
+}
+
+KERNEL void pack_all(const f32 *in, uint8_t *out, Py_ssize_t n, const float *level)
+{
+    for (; n >= BLOCK; n -= BLOCK, in += BLOCK, out += BLOCK_BYTES) pack(in, out, level);
+    if (n > 0) {
+        float filled[BLOCK] = {0};
+        for (Py_ssize_t i = 0; i < n; i++) filled[i] = in[i];
+        pack((const f32 *)filled, out, level);
+    }
+}
+
+/* 2^(level - 7), or zero, with the sign of bit 3. */
+INLINE float unit(uint32_t nibble)
+{
+    uint32_t level = nibble & 7;
+    return float_of((level ? (level + 120) << 23 : 0) | (nibble & 8) << 28);
+}
+
+INLINE void unpack(const uint8_t *in, float *out, float sign)
+{
+    float scale = *(const f32 *)in * sign;
+    for (int i = 0; i < BLOCK / 2; i++) {
+        out[2 * i] = unit(in[4 + i] & 15) * scale;
+        out[2 * i + 1] = unit(in[4 + i] >> 4) * scale;
+    }
+}
+
+KERNEL void unpack_all(const uint8_t *in, float *out, Py_ssize_t n, float sign)
+{
+    for (; n >= BLOCK; n -= BLOCK, in += BLOCK_BYTES, out += BLOCK) unpack(in, out, sign);
+    if (n > 0) {
+        float whole[BLOCK];
+        unpack(in, whole, sign);
+        for (Py_ssize_t i = 0; i < n; i++) out[i] = whole[i];
+    }
+}
+
+static PyObject *is_sound(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *values;
+    int is_half, worst = 0;
+    Arrays arrays;
+    if (!PyArg_ParseTuple(args, "Op", &values, &is_half) || !begin(&arrays, 4)) return NULL;
+    const void *in = take(&arrays, values, -1, false);
+    if (!in) return end(&arrays, NULL);
+    Py_ssize_t size = nbytes_taken(&arrays);
+    UNLOCKED(size, worst = is_half ? largest_bf16(in, size / 2) : largest_f32(in, size / 4));
+    return end(&arrays, PyBool_FromLong(worst <= LIMIT));
+}
+
+static PyObject *decode(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *data, *target;
+    int is_half, negate, worst = 0;
+    Arrays arrays;
+    if (!PyArg_ParseTuple(args, "OOpp", &data, &target, &is_half, &negate) || !begin(&arrays, 4)) return NULL;
+    void *out = take(&arrays, target, -1, true);
+    Py_ssize_t size = out ? nbytes_taken(&arrays) : 0;
+    const void *in = out ? take(&arrays, data, is_half ? size / 2 : size, false) : NULL;
+    if (!in) return end(&arrays, NULL);
+    uint32_t flip = negate ? 0x80000000 : 0;
+    UNLOCKED(size, worst = is_half ? widen(in, out, size / 4, flip) : copy_f32(in, out, size / 4, flip));
+    return end(&arrays, PyBool_FromLong(worst <= LIMIT));
+}
+
+static PyObject *round_to_bf16(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *values, *target;
+    Arrays arrays;
+    if (!PyArg_ParseTuple(args, "OO", &values, &target) || !begin(&arrays, 4)) return NULL;
+    const void *in = take(&arrays, values, -1, false);
+    Py_ssize_t size = in ? nbytes_taken(&arrays) : 0;
+    void *out = in ? take(&arrays, target, size / 2, true) : NULL;
+    if (!out) return end(&arrays, NULL);
+    UNLOCKED(size, narrow(in, out, size / 4));
+    return end(&arrays, Py_NewRef(Py_None));
+}
+
+static PyObject *subtract(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *local, *base, *target;
+    int is_half_base, is_half_out, worst = 0;
+    Arrays arrays;
+    if (!PyArg_ParseTuple(args, "OOpOp", &local, &base, &is_half_base, &target, &is_half_out) || !begin(&arrays, 4)) return NULL;
+    const void *x = take(&arrays, local, -1, false), *b = NULL;
+    Py_ssize_t size = x ? nbytes_taken(&arrays) : 0, n = size / 4;
+    void *out = x ? take(&arrays, target, is_half_out ? size / 2 : size, true) : NULL;
+    if (out && base != Py_None) b = take(&arrays, base, is_half_base ? size / 2 : size, false);
+    if (!out || (base != Py_None && !b)) return end(&arrays, NULL);
+    UNLOCKED(size, {
+        if (!b)
+            worst = is_half_out ? bf16_alone(x, out, n) : copy_f32(x, out, n, 0);
+        else if (is_half_out)
+            worst = is_half_base ? bf16_less_bf16(x, b, out, n) : bf16_less_f32(x, b, out, n);
+        else
+            worst = is_half_base ? f32_less_bf16(x, b, out, n) : f32_less_f32(x, b, out, n);
+    });
+    return end(&arrays, PyBool_FromLong(worst <= LIMIT));
+}
+
+static PyObject *encode_q4(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *values, *target, *levels;
+    Arrays arrays;
+    if (!PyArg_ParseTuple(args, "OOO", &values, &target, &levels) || !begin(&arrays, 4)) return NULL;
+    const void *in = take(&arrays, values, -1, false);
+    Py_ssize_t size = in ? nbytes_taken(&arrays) : 0, n = size / 4;
+    void *out = in ? take(&arrays, target, (n + BLOCK - 1) / BLOCK * BLOCK_BYTES, true) : NULL;
+    const void *level = out ? take(&arrays, levels, 7 * sizeof(float), false) : NULL;
+    if (!level) return end(&arrays, NULL);
+    UNLOCKED(size, pack_all(in, out, n, level));
+    return end(&arrays, Py_NewRef(Py_None));
+}
+
+static PyObject *decode_q4(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *data, *target;
+    int negate;
+    Arrays arrays;
+    if (!PyArg_ParseTuple(args, "OOp", &data, &target, &negate) || !begin(&arrays, 4)) return NULL;
+    void *out = take(&arrays, target, -1, true);
+    Py_ssize_t size = out ? nbytes_taken(&arrays) : 0, n = size / 4;
+    const void *in = out ? take(&arrays, data, (n + BLOCK - 1) / BLOCK * BLOCK_BYTES, false) : NULL;
+    if (!in) return end(&arrays, NULL);
+    UNLOCKED(size, unpack_all(in, out, n, negate ? -1.0f : 1.0f));
+    return end(&arrays, Py_NewRef(Py_None));
+}
+
+static PyMethodDef METHODS[] = {
+    {"is_sound", is_sound, METH_VARARGS, "(values, is_bf16) -> bool"},
+    {"decode", decode, METH_VARARGS, "(data, out f32, is_bf16, negate) -> whether every value is sound"},
+    {"round_to_bf16", round_to_bf16, METH_VARARGS, "(values f32, out bf16)"},
+    {"subtract", subtract, METH_VARARGS, "(local f32, base or None, base is bf16, out, out is bf16) -> sound?"},
+    {"encode_q4", encode_q4, METH_VARARGS, "(values f32, out, the seven levels f32)"},
+    {"decode_q4", decode_q4, METH_VARARGS, "(data, out f32, negate); scales are taken as they are"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, .m_name = "_kernels", .m_size = 0, .m_methods = METHODS};
+
+PyMODINIT_FUNC PyInit__kernels(void) { return PyModuleDef_Init(&MODULE); }

@@ -1,0 +1,80 @@
+/* What both compiled modules share: how arrays are taken from Python, and how loops become vector instructions.
+ *
+ * Plain loops over plain arrays, which GCC and Clang vectorise by themselves. Where the loader can choose (x86-64 with
+ * glibc), each kernel exists twice, with AVX2 and without. Products and sums are rounded one by one: the modules are
+ * compiled without contraction to FMA, so that every processor gives the same bits. */
+
+#ifndef YETO_ARRAYS_H
+#define YETO_ARRAYS_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000 /* one build for every Python from 3.11 on */
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
+#if __has_attribute(target_clones)
+#define KERNEL __attribute__((target_clones("avx2", "default"))) static
+#endif
+#endif
+#ifndef KERNEL
+#define KERNEL static
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+/* Received tensors begin at odd addresses. */
+typedef float __attribute__((aligned(1), may_alias)) f32;
+typedef uint32_t __attribute__((aligned(1), may_alias)) u32;
+typedef uint16_t __attribute__((aligned(1), may_alias)) u16;
+
+enum { RELEASE_BYTES = 1 << 16 }; /* less work is done sooner than another thread has taken the interpreter over */
+
+/* The arrays of one call. Whatever was taken is given back at its end, with or without an error. */
+typedef struct {
+    Py_buffer *views;
+    Py_ssize_t count;
+} Arrays;
+
+INLINE bool begin(Arrays *arrays, Py_ssize_t room)
+{
+    arrays->count = 0;
+    arrays->views = PyMem_Calloc((size_t)room, sizeof *arrays->views);
+    if (!arrays->views) PyErr_NoMemory();
+    return arrays->views != NULL;
+}
+
+/* The memory of an array that must hold ``nbytes``, or as many as it does where that is negative; NULL with an error
+ * set. An array that is not contiguous, or not to be written to, is refused by Python. */
+INLINE void *take(Arrays *arrays, PyObject *object, Py_ssize_t nbytes, bool writable)
+{
+    Py_buffer *view = &arrays->views[arrays->count];
+    if (PyObject_GetBuffer(object, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) return NULL;
+    arrays->count++;
+    if (nbytes >= 0 && view->len != nbytes) {
+        PyErr_Format(PyExc_ValueError, "an array of %zd bytes where %zd belong", view->len, nbytes);
+        return NULL;
+    }
+    return view->buf;
+}
+
+/* Of the array taken last. */
+INLINE Py_ssize_t nbytes_taken(const Arrays *arrays) { return arrays->views[arrays->count - 1].len; }
+
+INLINE PyObject *end(Arrays *arrays, PyObject *result)
+{
+    while (arrays->count > 0) PyBuffer_Release(&arrays->views[--arrays->count]);
+    PyMem_Free(arrays->views);
+    return result;
+}
+
+/* Around work on ``nbytes``: other threads may have the interpreter meanwhile, if that is worth it to them. */
+#define UNLOCKED(nbytes, work)                                                       \
+    do {                                                                             \
+        PyThreadState *thread = (nbytes) > RELEASE_BYTES ? PyEval_SaveThread() : NULL; \
+        work;                                                                        \
+        if (thread) PyEval_RestoreThread(thread);                                    \
+    } while (0)
+
+#endif
