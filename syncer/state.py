@@ -22,6 +22,8 @@ from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.errors import LocalError, RunError
 from yeto_torch.protocol.layout import WireLayout
 
+_DTYPES = {WireDType.F32: torch.float32, WireDType.BF16: torch.bfloat16}  # broadcasts travel in no other
+
 
 @dataclass(slots=True)
 class _Fragment:
@@ -30,6 +32,7 @@ class _Fragment:
     momentum: Tensor
     bounds: Bounds = field(default_factory=Bounds)
     payload: tuple[WireDType, memoryview] | None = None  # bytes of this very version, shared by all groups
+    wanted: WireDType | None = None  # what the last version was broadcast in
 
 
 class GlobalState:
@@ -113,20 +116,24 @@ class GlobalState:
             raise LocalError(f"commit of step {step} on fragment {fragment} after step {self.step}")
         target = self._get(fragment)
         try:
-            momentum = target.momentum
-            nesterov_step(target.params, momentum, gradient, lr, momentum_coefficient, target.bounds, norm)
+            momentum, room = target.momentum, self._room(target)
+            nesterov_step(target.params, momentum, gradient, lr, momentum_coefficient, target.bounds, norm, room)
         except RunError as error:
             raise RunError(f"step {step}, fragment {fragment}: {error}") from error
         target.payload = None
+        if room is not None and target.wanted is not None:
+            target.payload = (target.wanted, codec.encode(room, target.wanted).toreadonly())
         target.version = self.step = step
 
     def broadcast_bytes(self, fragment: int, dtype: WireDType) -> memoryview:
         """The fragment's current parameters in ``dtype.bulk``: read-only, never changed by a later commit.
 
         Encoded once per version; every group is sent the same bytes. One payload per fragment is kept, because a
-        learner that joins is sent all of them.
+        learner that joins is sent all of them. The next version's is made with its commit, while the parameters are
+        at hand.
         """
         source, bulk = self._get(fragment), dtype.bulk
+        source.wanted = bulk
         if source.payload is None or source.payload[0] is not bulk:
             source.payload = (bulk, self._encode(source.params, bulk).toreadonly())
         return source.payload[1]
@@ -149,6 +156,12 @@ class GlobalState:
         """
         source = self._get(fragment)
         return source.params.cpu(), source.momentum.cpu()
+
+    def _room(self, fragment: _Fragment) -> Tensor | None:
+        """For the next version's broadcast, if its dtype is known and it costs no download."""
+        if fragment.wanted is None or self.device.type != "cpu":
+            return None
+        return codec.empty(fragment.params.numel(), _DTYPES[fragment.wanted])
 
     def _encode(self, params: Tensor, dtype: WireDType) -> memoryview:
         if dtype is WireDType.F32 and params.device.type == "cpu":

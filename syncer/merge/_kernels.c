@@ -82,13 +82,52 @@ KERNEL double sum(float *out, const f32 *const *values, const float *factors, Py
     return folded(squares) + rest;
 }
 
-KERNEL void step(float *params, float *momentum, const f32 *gradient, float lr, float mu, Py_ssize_t n)
+/* out = along * x + towards * y, reckoned in f64, every operation rounded by itself; the sum of its squares, unrounded. */
+KERNEL double blend(float *out, const f32 *x, const f32 *y, double along, double towards, Py_ssize_t n)
+{
+    wide squares = {0};
+    Py_ssize_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        wide value = widened(x + i) * along + widened(y + i) * towards;
+        squares += value * value;
+        for (int j = 0; j < LANES; j++) out[i + j] = (float)value[j];
+    }
+    double rest = 0.0;
+    for (; i < n; i++) {
+        double value = x[i] * along + y[i] * towards;
+        rest += value * value;
+        out[i] = (float)value;
+    }
+    return folded(squares) + rest;
+}
+
+/* Compiled once for each kind of copy that is made of the parameters on the way. */
+INLINE void step(float *params, float *momentum, const f32 *gradient, float lr, float mu, float *copy, u16 *rounded,
+                 Py_ssize_t n)
 {
     for (Py_ssize_t i = 0; i < n; i++) {
         float buffer = mu * momentum[i] + gradient[i];
+        float param = params[i] - lr * (mu * buffer + gradient[i]);
         momentum[i] = buffer;
-        params[i] = params[i] - lr * (mu * buffer + gradient[i]);
+        params[i] = param;
+        if (copy) copy[i] = param;
+        if (rounded) rounded[i] = nearest(bits_of(param));
     }
+}
+
+KERNEL void step_alone(float *p, float *m, const f32 *d, float lr, float mu, Py_ssize_t n)
+{
+    step(p, m, d, lr, mu, 0, 0, n);
+}
+
+KERNEL void step_and_copy(float *p, float *m, const f32 *d, float lr, float mu, float *copy, Py_ssize_t n)
+{
+    step(p, m, d, lr, mu, copy, 0, n);
+}
+
+KERNEL void step_and_round(float *p, float *m, const f32 *d, float lr, float mu, u16 *copy, Py_ssize_t n)
+{
+    step(p, m, d, lr, mu, 0, copy, n);
 }
 
 /* The f32 arrays of a list, all of one length, that of the first if ``n`` is negative. A table the caller frees; NULL
@@ -178,26 +217,53 @@ static PyObject *weighted_sum(PyObject *self, PyObject *args)
     return end(&arrays, result);
 }
 
+static PyObject *blended(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *target, *first, *second;
+    double along, towards, squares = 0.0;
+    Arrays arrays;
+    if (!PyArg_ParseTuple(args, "OOOdd", &target, &first, &second, &along, &towards)) return NULL;
+    if (!begin(&arrays, 3)) return NULL;
+    float *out = take(&arrays, target, -1, true);
+    Py_ssize_t size = out ? nbytes_taken(&arrays) : 0;
+    const f32 *x = out ? take(&arrays, first, size, false) : NULL;
+    const f32 *y = x ? take(&arrays, second, size, false) : NULL;
+    if (!y) return end(&arrays, NULL);
+    UNLOCKED(3 * size, squares = blend(out, x, y, along, towards, size / 4));
+    return end(&arrays, PyFloat_FromDouble(squares));
+}
+
 static PyObject *nesterov_step(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *params, *momentum, *gradient;
+    PyObject *params, *momentum, *gradient, *copy;
     float lr, mu;
     Arrays arrays;
-    if (!PyArg_ParseTuple(args, "OOOff", &params, &momentum, &gradient, &lr, &mu) || !begin(&arrays, 3)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOffO", &params, &momentum, &gradient, &lr, &mu, &copy)) return NULL;
+    if (!begin(&arrays, 4)) return NULL;
     float *p = take(&arrays, params, -1, true);
     Py_ssize_t size = p ? nbytes_taken(&arrays) : 0;
     float *m = p ? take(&arrays, momentum, size, true) : NULL;
     const f32 *d = m ? take(&arrays, gradient, size, false) : NULL;
-    if (!d) return end(&arrays, NULL);
-    UNLOCKED(3 * size, step(p, m, d, lr, mu, size / 4));
+    void *to = d && copy != Py_None ? take(&arrays, copy, -1, true) : NULL;
+    Py_ssize_t size_of_copy = to ? nbytes_taken(&arrays) : 0;
+    if (to && size_of_copy != size && size_of_copy != size / 2)
+        PyErr_Format(PyExc_ValueError, "a copy of %zd bytes of an array of %zd", size_of_copy, size);
+    if (!d || PyErr_Occurred()) return end(&arrays, NULL);
+    UNLOCKED(3 * size, {
+        if (!to) step_alone(p, m, d, lr, mu, size / 4);
+        else if (size_of_copy == size) step_and_copy(p, m, d, lr, mu, to, size / 4);
+        else step_and_round(p, m, d, lr, mu, to, size / 4);
+    });
     return end(&arrays, Py_NewRef(Py_None));
 }
 
 static PyMethodDef METHODS[] = {
     {"products", products, METH_VARARGS, "(vectors, reference or None) -> sums, in the order of pieces.products"},
     {"weighted_sum", weighted_sum, METH_VARARGS, "(out, vectors, factors f32, scale, is measured) -> sum of squares"},
-    {"nesterov_step", nesterov_step, METH_VARARGS, "(params, momentum, gradient, lr, mu), the first two in place"},
+    {"blend", blended, METH_VARARGS, "(out, x, y, along, towards) -> sum of squares"},
+    {"nesterov_step", nesterov_step, METH_VARARGS, "(params, momentum, gradient, lr, mu, copy or None)"},
     {NULL, NULL, 0, NULL},
 };
 

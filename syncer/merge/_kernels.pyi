@@ -17,5 +17,11 @@ def weighted_sum(out: Any, vectors: list[Any], factors: Any, scale: float, is_me
     ``factors``: one f32 per vector, at least one. The first vector may be ``out``.
     """
 
-def nesterov_step(params: Any, momentum: Any, gradient: Any, lr: float, mu: float, /) -> None:
-    """The outer step in f32, each operation rounded by itself; the first two are overwritten."""
+def blend(out: Any, x: Any, y: Any, along: float, towards: float, /) -> float:
+    """``out = along * x + towards * y`` in f64, each operation rounded by itself; the sum of its squares, not yet f32."""
+
+def nesterov_step(params: Any, momentum: Any, gradient: Any, lr: float, mu: float, copy: Any, /) -> None:
+    """The outer step in f32, each operation rounded by itself; the first two are overwritten.
+
+    ``copy``: None, or [n] f32 or bf16, which becomes what ``params`` are then, rounded to nearest even.
+    """

@@ -20,7 +20,7 @@ from typing import Any, overload
 
 from torch import Tensor
 
-from syncer.merge import pieces
+from syncer.merge import kernels, pieces
 
 MIN_NORM = 1e-8  # a shorter gradient or momentum has no direction to speak of
 ALIGNED_COSINE = 0.2
@@ -81,17 +81,24 @@ class Corrected(Sequence[Tensor]):
     def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
         if isinstance(index, slice):
             raise TypeError("corrected gradients are fetched one at a time")
+        return self.fetch(index)[0]
+
+    def fetch(self, index: int) -> tuple[Tensor, float]:
+        """A member's gradient, and its norm in f64."""
         gradient = self._gradients[index]
         cosine = self._cosine(index)
         if cosine is None:
-            return gradient
+            return gradient, self.products.norms[index]
         a, b = self.products.norms[index], self.products.reference_norm
         confidence = a / (a + 3.0 * (self._share * b) + 1e-8)
         if cosine < 0:
             beta = min(0.5 * -cosine * confidence, 0.5)
-            return _add_momentum(gradient, self._momentum, (-beta * cosine) * a / b, self._room)
+            length = pieces.Norm(gradient)
+            factors = [(-beta * cosine) * a / b, 1.0]
+            pieces.weighted_sum(self._room, [self._momentum, gradient], factors, length=length)
+            return self._room, length.value()
         blend = min((1.0 - cosine) * confidence, 1.0)
-        return _turn(gradient, self._momentum, ((1.0 - blend) / a, blend / b, a), self._room)
+        return self._room, _turn(gradient, self._momentum, ((1.0 - blend) / a, blend / b, a), self._room)
 
     @property
     def is_idle(self) -> bool:
@@ -108,17 +115,19 @@ class Corrected(Sequence[Tensor]):
 
 
 @pieces.unheeded
-def _add_momentum(gradient: Tensor, momentum: Tensor, factor: float, out: Tensor) -> Tensor:
-    """``d + f32(factor) * m``, product and sum rounded to f32 each."""
-    for target, d, m in pieces.pieces(out, gradient, momentum):
-        pieces.operations(target).add(pieces.product(m, factor, target), d, out=target)
-    return out
-
-
-@pieces.unheeded
-def _turn(gradient: Tensor, momentum: Tensor, factors: tuple[float, float, float], out: Tensor) -> Tensor:
-    """``t = along * d + towards * m`` in f64, rounded to f32 and scaled to ``length`` by one f32 factor."""
+def _turn(gradient: Tensor, momentum: Tensor, factors: tuple[float, float, float], out: Tensor) -> float:
+    """``t = along * d + towards * m`` in f64, rounded to f32 and scaled to ``length`` by one f32 factor; its norm."""
     along, towards, length = factors
+    if kernels.compiled is not None and out.device.type == "cpu":
+        square = kernels.compiled.blend(out.numpy(), gradient.numpy(), momentum.numpy(), along, towards)
+    else:
+        square = _blend(gradient, momentum, along, towards, out)
+    own = pieces.Norm(out)
+    pieces.scale(out, length / max(math.sqrt(square), MIN_NORM), own)
+    return own.value()
+
+
+def _blend(gradient: Tensor, momentum: Tensor, along: float, towards: float, out: Tensor) -> float:
     room, other = pieces.Wide(out), pieces.Wide(out)
     square: Any = 0.0
     for target, d, m in pieces.pieces(out, gradient, momentum):
@@ -128,5 +137,4 @@ def _turn(gradient: Tensor, momentum: Tensor, factors: tuple[float, float, float
         t += turning
         square += pieces.dot(t, t)
         target[:] = t
-    pieces.scale(out, length / max(math.sqrt(float(square)), MIN_NORM))
-    return out
+    return float(square)

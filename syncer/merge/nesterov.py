@@ -16,10 +16,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from syncer.merge import kernels, pieces
 from syncer.merge.pieces import Piece
+from yeto_torch.protocol import codec
 from yeto_torch.protocol.constants import MAX_MAGNITUDE
 from yeto_torch.protocol.errors import LocalError, RunError
 
@@ -58,6 +60,7 @@ def nesterov_step(
     mu: float,
     bounds: Bounds | None = None,
     norm: float | None = None,
+    copy: Tensor | None = None,
 ) -> None:
     """One outer step, in place on ``params`` and ``momentum``.
 
@@ -67,6 +70,7 @@ def nesterov_step(
         lr, mu: learning rate and momentum coefficient, used as f32.
         bounds: of params and momentum, kept by the caller; moved on.
         norm: of the gradient, where it is known: no value is larger, so it need not be read for that.
+        copy: [n] f32 or bf16 on the same device, becomes what ``params`` are behind the step, rounded to nearest even.
 
     Raises:
         RunError: the gradient, or the state after the step, would not be finite. Neither buffer is touched then.
@@ -86,13 +90,16 @@ def nesterov_step(
         raise RunError("the outer step would make parameters or momentum non-finite")
     bounds.params, bounds.momentum = min(behind.params, MAX_MAGNITUDE), behind.momentum
     if kernels.compiled is not None and params.device.type == "cpu" and most < MAX_MAGNITUDE:
-        kernels.compiled.nesterov_step(params.numpy(), momentum.numpy(), gradient.numpy(), lr, mu)
+        target = None if copy is None else copy.view(torch.uint8).numpy()
+        kernels.compiled.nesterov_step(params.numpy(), momentum.numpy(), gradient.numpy(), lr, mu, target)
         return
     room = pieces.scratch(params)
     for p, m, d in pieces.pieces(params, momentum, gradient):
         _advance(p, m, d, lr, mu, room[: len(d)])
         if not most < MAX_MAGNITUDE:
             pieces.operations(p).clip(p, -MAX_MAGNITUDE, MAX_MAGNITUDE, out=p)
+    if copy is not None:
+        codec.copy(params, copy)
 
 
 def _stays_finite(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> bool:

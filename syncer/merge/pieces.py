@@ -121,10 +121,13 @@ class Norm:
     """The l2 norm of a tensor like ``like``, gathered piece by piece in f64."""
 
     def __init__(self, like: Tensor) -> None:
-        self._wide = Wide(like)
+        self._like = like
+        self._wide: Wide | None = None
         self._square: Any = 0.0
 
     def take(self, piece: Piece) -> None:
+        if self._wide is None:
+            self._wide = Wide(self._like)
         values = self._wide.load(piece)
         self._square = self._square + dot(values, values)
 
@@ -296,10 +299,12 @@ def add(out: Tensor, values: Tensor, own: float, factor: float = 1.0, length: No
 
 
 @unheeded
-def scale(values: Tensor, factor: float) -> None:
-    """``values *= f32(factor)``."""
+def scale(values: Tensor, factor: float, length: Norm | None = None) -> None:
+    """``values *= f32(factor)``; else as ``weighted_sum``."""
+    if _summed(values, [values], [1.0], factor, length):
+        return
     for (piece,) in pieces(values):
-        product(piece, factor, piece)
+        _finish(piece, factor, length)
 
 
 def _finish(target: Piece, factor: float, length: Norm | None) -> None:

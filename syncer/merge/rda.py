@@ -15,7 +15,8 @@ from torch import Tensor
 
 from syncer.merge import pieces
 from syncer.merge.average import average
-from syncer.merge.pieces import Products
+from syncer.merge.correction import Corrected
+from syncer.merge.pieces import Norm, Products
 from syncer.merge.weights import total_weight
 
 MIN_DIRECTION = 1e-12  # below, the directions cancel: there is no mean direction to scale
@@ -30,7 +31,7 @@ def radial_directional_average(
     A member of norm 0 has no direction but counts in W and R. Directions that cancel fall back to ``average``.
 
     Args:
-        gradients: one [n] f32 per member; any sequence but a list is fetched once, and once more in the fallback.
+        gradients: one [n] f32 per member; corrected ones are fetched once, and once more in the fallback.
         weights: one f64 per member, their sum positive.
         out: [n] f32 on the same device, overwritten.
         known: of the members of a list, where they have been multiplied already.
@@ -39,7 +40,7 @@ def radial_directional_average(
         The norm of ``out`` as the formula has it: R, or that of the average.
     """
     whole = total_weight(weights)
-    if isinstance(gradients, list):
+    if not isinstance(gradients, Corrected):
         known = pieces.products(gradients) if known is None else known
         norms = known.norms
         moved = [index for index, length in enumerate(norms) if length != 0]
@@ -51,13 +52,13 @@ def radial_directional_average(
         out.zero_()
         return 0.0
     radius = pieces.total([length * weight for length, weight in zip(norms, weights, strict=True)]) / whole
-    if isinstance(gradients, list):
+    if not isinstance(gradients, Corrected):
         assert known is not None
         direction = _reckoned(known, weights, whole)
         if direction > _SAFE_DIRECTION:
             pieces.weighted_sum(out, directions, factors, radius / direction)
             return radius
-        length = pieces.Norm(out)
+        length = Norm(out)
         pieces.weighted_sum(out, directions, factors, length=length)
         direction = length.value()
     if direction < MIN_DIRECTION:
@@ -74,20 +75,19 @@ def _reckoned(known: Products, weights: Sequence[float], whole: float) -> float:
     return math.sqrt(max(0.0, v * v + w * w + 2.0 * v * w * (known.cross / m / n)))
 
 
-def _directions(
-    gradients: Sequence[Tensor], weights: Sequence[float], whole: float, out: Tensor
-) -> tuple[list[float], float]:
+def _directions(gradients: Corrected, weights: Sequence[float], whole: float, out: Tensor) -> tuple[list[float], float]:
     """``out = u`` of members that share one memory, each used up before the next is fetched; their norms, and u's."""
     norms: list[float] = []
-    direction = 0.0
-    for gradient, weight in zip(gradients, weights, strict=True):
-        own = pieces.norm(gradient)
+    length: Norm | None = None
+    for index, weight in enumerate(weights):
+        gradient, own = gradients.fetch(index)
         if own != 0:
-            factor, length = weight / whole / own, pieces.Norm(out)
+            factor, length = weight / whole / own, Norm(out) if index == len(weights) - 1 else None
             if any(norms):
                 pieces.add(out, gradient, factor, length=length)
             else:
                 pieces.weighted_sum(out, [gradient], [factor], length=length)
-            direction = length.value()
         norms.append(own)
-    return norms, direction
+    if not any(norms):
+        return norms, 0.0
+    return norms, pieces.norm(out) if length is None else length.value()

@@ -31,7 +31,7 @@ from yeto_torch.protocol.codec.sound import check_finite, is_sound
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.errors import LocalError, PeerError
 
-__all__ = ["Buffer", "as_tensor", "check_finite", "decode", "empty", "encode", "is_sound"]
+__all__ = ["Buffer", "as_tensor", "check_finite", "copy", "decode", "empty", "encode", "is_sound"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -84,6 +84,16 @@ def encode(values: Tensor, dtype: WireDType) -> memoryview:
         else:
             values = plain.rounded_on_device(values)
     return values.cpu().contiguous().view(torch.uint8).numpy().data
+
+
+def copy(values: Tensor, out: Tensor) -> None:
+    """``values`` [n] f32 into ``out`` [n], f32 or bf16 as ``encode`` rounds it; both on one device."""
+    if out.dtype is torch.float32:
+        out.copy_(values)
+    elif values.device.type == "cpu":
+        plain.round_to_bf16(values, out)
+    else:
+        out.copy_(plain.rounded_on_device(values))
 
 
 def decode(data: Buffer, numel: int, dtype: WireDType, *, negate: bool = False, out: Tensor | None = None) -> Tensor:

@@ -8,24 +8,6 @@
 enum { LIMIT = 0x71800000 }; /* 2^100 as the bits of an f32: whatever is larger, infinite or NaN has larger bits */
 enum { BLOCK = 256, BLOCK_BYTES = 4 + BLOCK / 2 };
 
-INLINE int32_t magnitude(uint32_t bits) { return (int32_t)(bits & 0x7fffffff); }
-INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
-
-INLINE uint32_t bits_of(float value)
-{
-    union { float value; uint32_t bits; } both = {value};
-    return both.bits;
-}
-
-INLINE float float_of(uint32_t bits)
-{
-    union { uint32_t bits; float value; } both = {bits};
-    return both.value;
-}
-
-/* To nearest, ties to even; of what is sound. */
-INLINE uint16_t nearest(uint32_t bits) { return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16); }
-
 KERNEL int32_t largest_f32(const u32 *in, Py_ssize_t n)
 {
     int32_t worst = 0;

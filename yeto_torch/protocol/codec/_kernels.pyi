@@ -1,4 +1,4 @@
-"""Types of what _kernels.c offers. Arrays are contiguous and of one length n; of any dtype, taken as the bytes they are.
+"""Types of what _kernels.c offers. Arrays are contiguous and of one length n, and taken as the bytes they are.
 
 Raises ValueError for lengths that do not match, BufferError for what is not contiguous or not to be written to.
 """
@@ -18,7 +18,7 @@ def subtract(local: Any, base: Any, is_base_bf16: bool, out: Any, is_out_bf16: b
     """``local`` [n] f32, less ``base`` [n] unless it is None, into ``out`` [n]; whether that was sound unrounded."""
 
 def encode_q4(values: Any, out: Any, levels: Any, /) -> None:
-    """[n] f32 -> ``out`` [132 * ceil(n / 256)] bytes; ``levels``: the seven ratios from which levels are reached, f32."""
+    """[n] f32 -> ``out`` [132 * ceil(n / 256)] bytes; ``levels``: where each of seven begins, f32."""
 
 def decode_q4(data: Any, out: Any, negate: bool, /) -> None:
     """[132 * ceil(n / 256)] bytes -> ``out`` [n] f32. The scales are not judged."""

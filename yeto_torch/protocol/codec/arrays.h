@@ -29,6 +29,24 @@ typedef float __attribute__((aligned(1), may_alias)) f32;
 typedef uint32_t __attribute__((aligned(1), may_alias)) u32;
 typedef uint16_t __attribute__((aligned(1), may_alias)) u16;
 
+INLINE int32_t magnitude(uint32_t bits) { return (int32_t)(bits & 0x7fffffff); }
+INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+INLINE uint32_t bits_of(float value)
+{
+    union { float value; uint32_t bits; } both = {value};
+    return both.bits;
+}
+
+INLINE float float_of(uint32_t bits)
+{
+    union { uint32_t bits; float value; } both = {bits};
+    return both.value;
+}
+
+/* To nearest, ties to even; of what is sound. */
+INLINE uint16_t nearest(uint32_t bits) { return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16); }
+
 enum { RELEASE_BYTES = 1 << 16 }; /* less work is done sooner than another thread has taken the interpreter over */
 
 /* The arrays of one call. Whatever was taken is given back at its end, with or without an error. */

@@ -27,7 +27,8 @@ def is_sound(values: Tensor) -> bool:
     if values.device.type != "cpu":
         return _has_sound_extremes(values)
     if kernels.compiled is not None and values.dtype in (torch.float32, torch.bfloat16):
-        return kernels.compiled.is_sound(values.contiguous().view(torch.uint8).numpy(), values.dtype is torch.bfloat16)
+        array = values.contiguous().view(torch.uint8).numpy()
+        return bool(kernels.compiled.is_sound(array, values.dtype is torch.bfloat16))
     if values.dtype is torch.float32 and values.data_ptr() % 4 == 0:
         array = values.numpy()
         with np.errstate(all="ignore"):
