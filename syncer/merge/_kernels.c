@@ -6,12 +6,26 @@
 
 #include "../../yeto_torch/protocol/codec/arrays.h"
 
-enum { LANES = 4, STRETCH = 2048 }; /* a stretch of values and what is made of it stay in the first-level cache */
+enum { LANES = 4 };
 
 typedef double wide __attribute__((vector_size(8 * LANES), aligned(8)));
 typedef float narrow __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 
 INLINE wide widened(const f32 *in) { return __builtin_convertvector(*(const narrow *)in, wide); }
+
+/* An array [n] of f32 or bf16, and a stretch of it as f32: its own memory, or widened into ``room``. */
+typedef struct {
+    const void *at;
+    bool is_half;
+} Source;
+
+INLINE const f32 *load(Source source, Py_ssize_t first, Py_ssize_t size, float *room)
+{
+    if (!source.is_half) return (const f32 *)source.at + first;
+    const u16 *in = (const u16 *)source.at + first;
+    for (Py_ssize_t i = 0; i < size; i++) room[i] = float_of((uint32_t)in[i] << 16);
+    return (const f32 *)room;
+}
 
 INLINE double folded(wide sums)
 {
@@ -45,74 +59,108 @@ INLINE void products_of(const f32 *x, const f32 *y, const f32 *r, Py_ssize_t n, 
     }
 }
 
-KERNEL void one(const f32 *x, Py_ssize_t n, double *sums) { products_of(x, 0, 0, n, sums); }
-KERNEL void pair(const f32 *x, const f32 *y, Py_ssize_t n, double *sums) { products_of(x, y, 0, n, sums); }
-KERNEL void one_and(const f32 *x, const f32 *r, Py_ssize_t n, double *sums) { products_of(x, 0, r, n, sums); }
-KERNEL void pair_and(const f32 *x, const f32 *y, const f32 *r, Py_ssize_t n, double *s) { products_of(x, y, r, n, s); }
+/* One stretch of ``pairs`` or of ``singles``, into rows of SUMS. */
+KERNEL void pair(Source x, Source y, Source r, Py_ssize_t first, Py_ssize_t size, double *sums)
+{
+    float room_x[STRETCH], room_y[STRETCH];
+    const f32 *a = load(x, first, size, room_x), *b = load(y, first, size, room_y);
+    if (r.at) products_of(a, b, (const f32 *)r.at + first, size, sums);
+    else products_of(a, b, 0, size, sums);
+}
 
-/* out = scale * (factors[0] * values[0] + factors[1] * values[1] + ...); the squares' sum if ``measured``. */
-KERNEL double sum(float *out, const f32 *const *values, const float *factors, Py_ssize_t count, float scale,
-                  bool measured, Py_ssize_t n)
+KERNEL void single(Source x, Source r, Py_ssize_t first, Py_ssize_t size, double *sums)
+{
+    float room[STRETCH];
+    const f32 *a = load(x, first, size, room);
+    if (r.at) products_of(a, 0, (const f32 *)r.at + first, size, sums);
+    else products_of(a, 0, 0, size, sums);
+}
+
+/* The sum of some values' squares. */
+INLINE double squared(const float *values, Py_ssize_t n)
 {
     wide squares = {0};
     double rest = 0.0;
-    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
-        Py_ssize_t size = n - first < STRETCH ? n - first : STRETCH;
-        float *to = out + first;
-        float own = factors[0];
-        const f32 *in = values[0] + first;
-        if ((const f32 *)to != in || own != 1.0f)
-            for (Py_ssize_t i = 0; i < size; i++) to[i] = own * in[i];
-        for (Py_ssize_t k = 1; k < count; k++) {
-            own = factors[k];
-            in = values[k] + first;
-            for (Py_ssize_t i = 0; i < size; i++) to[i] += own * in[i];
-        }
-        if (scale != 1.0f)
-            for (Py_ssize_t i = 0; i < size; i++) to[i] *= scale;
-        if (measured) {
-            Py_ssize_t i = 0;
-            for (; i + LANES <= size; i += LANES) {
-                wide value = widened((const f32 *)to + i);
-                squares += value * value;
-            }
-            for (; i < size; i++) rest += (double)to[i] * to[i];
-        }
+    Py_ssize_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        wide value = widened((const f32 *)values + i);
+        squares += value * value;
     }
+    for (; i < n; i++) rest += (double)values[i] * values[i];
     return folded(squares) + rest;
 }
 
-/* out = along * x + towards * y, reckoned in f64, every operation rounded by itself; the sum of its squares, unrounded. */
-KERNEL double blend(float *out, const f32 *x, const f32 *y, double along, double towards, Py_ssize_t n)
+/* out = scale * (factors[0] * values[0] + factors[1] * values[1] + ...); the sum of its squares if ``measured``. */
+KERNEL double sum(float *out, const Source *values, const float *factors, Py_ssize_t count, float scale, bool measured,
+                  Py_ssize_t n)
 {
-    wide squares = {0};
-    Py_ssize_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        wide value = widened(x + i) * along + widened(y + i) * towards;
-        squares += value * value;
-        for (int j = 0; j < LANES; j++) out[i + j] = (float)value[j];
+    double squares = 0.0;
+    float room[STRETCH], room_widened[STRETCH];
+    bool is_large = 4 * n >= LARGE_BYTES;
+    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
+        Py_ssize_t size = stretch(n - first);
+        float own = factors[0];
+        const f32 *in = load(values[0], first, size, room_widened);
+        for (Py_ssize_t i = 0; i < size; i++) room[i] = own * in[i];
+        for (Py_ssize_t k = 1; k < count; k++) {
+            own = factors[k];
+            in = load(values[k], first, size, room_widened);
+            for (Py_ssize_t i = 0; i < size; i++) room[i] += own * in[i];
+        }
+        if (scale != 1.0f)
+            for (Py_ssize_t i = 0; i < size; i++) room[i] *= scale;
+        if (measured) squares += squared(room, size);
+        store(out + first, room, 4 * size, is_large);
     }
-    double rest = 0.0;
-    for (; i < n; i++) {
-        double value = x[i] * along + y[i] * towards;
-        rest += value * value;
-        out[i] = (float)value;
+    settle(is_large);
+    return squares;
+}
+
+/* out = along * x + towards * y, reckoned in f64, every operation rounded by itself; the sum of its squares, unrounded. */
+KERNEL double blend(float *out, Source x, const f32 *y, double along, double towards, Py_ssize_t n)
+{
+    double squares = 0.0;
+    float room[STRETCH];
+    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
+        Py_ssize_t size = stretch(n - first), i = 0;
+        const f32 *a = load(x, first, size, room), *b = y + first;
+        float *to = out + first;
+        wide sums = {0};
+        for (; i + LANES <= size; i += LANES) {
+            wide value = widened(a + i) * along + widened(b + i) * towards;
+            sums += value * value;
+            for (int j = 0; j < LANES; j++) to[i + j] = (float)value[j];
+        }
+        squares += folded(sums);
+        for (; i < size; i++) {
+            double value = a[i] * along + b[i] * towards;
+            squares += value * value;
+            to[i] = (float)value;
+        }
     }
-    return folded(squares) + rest;
+    return squares;
 }
 
 /* Compiled once for each kind of copy that is made of the parameters on the way. */
 INLINE void step(float *params, float *momentum, const f32 *gradient, float lr, float mu, float *copy, u16 *rounded,
                  Py_ssize_t n)
 {
-    for (Py_ssize_t i = 0; i < n; i++) {
-        float buffer = mu * momentum[i] + gradient[i];
-        float param = params[i] - lr * (mu * buffer + gradient[i]);
-        momentum[i] = buffer;
-        params[i] = param;
-        if (copy) copy[i] = param;
-        if (rounded) rounded[i] = nearest(bits_of(param));
+    uint16_t room[STRETCH];
+    bool is_large = n * (copy ? 4 : 2) >= LARGE_BYTES;
+    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
+        Py_ssize_t size = stretch(n - first);
+        float *p = params + first, *m = momentum + first;
+        const f32 *d = gradient + first;
+        for (Py_ssize_t i = 0; i < size; i++) {
+            float buffer = mu * m[i] + d[i];
+            m[i] = buffer;
+            p[i] = p[i] - lr * (mu * buffer + d[i]);
+            if (rounded) room[i] = nearest(bits_of(p[i]));
+        }
+        if (copy) store(copy + first, p, 4 * size, is_large);
+        if (rounded) store(rounded + first, room, 2 * size, is_large);
     }
+    if (copy || rounded) settle(is_large);
 }
 
 KERNEL void step_alone(float *p, float *m, const f32 *d, float lr, float mu, Py_ssize_t n)
@@ -130,40 +178,49 @@ KERNEL void step_and_round(float *p, float *m, const f32 *d, float lr, float mu,
     step(p, m, d, lr, mu, 0, copy, n);
 }
 
-/* The f32 arrays of a list, all of one length, that of the first if ``n`` is negative. A table the caller frees; NULL
- * with an error set. */
-static const f32 **take_all(Arrays *arrays, PyObject *list, Py_ssize_t count, Py_ssize_t *n)
+/* One array of ``n`` values, f32, or bf16 where its items have two bytes. No memory with an error set. */
+static Source take_source(Arrays *arrays, PyObject *object, Py_ssize_t n)
 {
-    const f32 **table = PyMem_Calloc((size_t)count, sizeof *table);
-    if (!table) return (const f32 **)PyErr_NoMemory();
+    Source source = {take(arrays, object, -1, false), false};
+    if (!source.at) return source;
+    const Py_buffer *view = &arrays->views[arrays->count - 1];
+    source.is_half = view->itemsize == 2;
+    if (n >= 0 && view->len != n * (source.is_half ? 2 : 4)) {
+        PyErr_Format(PyExc_ValueError, "an array of %zd bytes where %zd values belong", view->len, n);
+        source.at = NULL;
+    }
+    return source;
+}
+
+/* The arrays of a list, all of one length: that of the first if ``n`` is negative. A table the caller frees; NULL with
+ * an error set. */
+static Source *take_sources(Arrays *arrays, PyObject *list, Py_ssize_t count, Py_ssize_t *n)
+{
+    Source *table = PyMem_Calloc((size_t)count, sizeof *table);
+    if (!table) return (Source *)PyErr_NoMemory();
     for (Py_ssize_t k = 0; k < count; k++) {
         PyObject *item = PyList_GetItem(list, k);
-        table[k] = item ? take(arrays, item, *n < 0 ? -1 : 4 * *n, false) : NULL;
-        if (!table[k]) {
-            PyMem_Free((void *)table);
+        if (item) table[k] = take_source(arrays, item, *n);
+        if (!table[k].at) {
+            PyMem_Free(table);
             return NULL;
         }
-        if (*n < 0) *n = nbytes_taken(arrays) / 4;
+        if (*n < 0) *n = nbytes_taken(arrays) / (table[k].is_half ? 2 : 4);
     }
     return table;
 }
 
 /* Of ``count`` arrays and perhaps a reference, into ``count`` rows of SUMS; XY only where there are just two arrays. */
-static void all_products(const f32 *const *x, Py_ssize_t count, const f32 *r, Py_ssize_t n, double *sums)
+static void all_products(const Source *x, Py_ssize_t count, Source r, Py_ssize_t n, double *sums)
 {
+    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
+        Py_ssize_t size = stretch(n - first);
+        if (count == 2) pair(x[0], x[1], r, first, size, sums);
+        else for (Py_ssize_t k = 0; k < count; k++) single(x[k], r, first, size, sums + k * SUMS);
+    }
     if (count == 2) {
-        if (r) pair_and(x[0], x[1], r, n, sums);
-        else pair(x[0], x[1], n, sums);
         sums[SUMS + XX] = sums[YY];
         sums[SUMS + XR] = sums[YR];
-        return;
-    }
-    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
-        Py_ssize_t size = n - first < STRETCH ? n - first : STRETCH;
-        for (Py_ssize_t k = 0; k < count; k++) {
-            if (r) one_and(x[k] + first, r + first, size, sums + k * SUMS);
-            else one(x[k] + first, size, sums + k * SUMS);
-        }
     }
 }
 
@@ -175,9 +232,9 @@ static PyObject *products(PyObject *self, PyObject *args)
     Py_ssize_t count = PyList_Size(vectors), n = -1;
     Arrays arrays;
     if (!begin(&arrays, count + 1)) return NULL;
-    const f32 **x = take_all(&arrays, vectors, count, &n), *r = NULL;
+    Source *x = take_sources(&arrays, vectors, count, &n), r = {NULL, false};
     double *sums = PyMem_Calloc((size_t)count, SUMS * sizeof(double));
-    if (x && sums && (reference == Py_None || (r = take(&arrays, reference, 4 * n, false)))) {
+    if (x && sums && (reference == Py_None || (r.at = take(&arrays, reference, 4 * n, false)))) {
         UNLOCKED(4 * n * count, all_products(x, count, r, n, sums));
         found = PyList_New(2 * count + 2);
         for (Py_ssize_t k = 0; found && k < count; k++) {
@@ -190,7 +247,7 @@ static PyObject *products(PyObject *self, PyObject *args)
         }
     }
     PyMem_Free(sums);
-    PyMem_Free((void *)x);
+    PyMem_Free(x);
     return end(&arrays, found);
 }
 
@@ -207,13 +264,13 @@ static PyObject *weighted_sum(PyObject *self, PyObject *args)
     float *out = take(&arrays, target, -1, true);
     Py_ssize_t n = out ? nbytes_taken(&arrays) / 4 : 0;
     const float *own = out ? take(&arrays, factors, 4 * count, false) : NULL;
-    const f32 **values = own ? take_all(&arrays, vectors, count, &n) : NULL;
+    Source *values = own ? take_sources(&arrays, vectors, count, &n) : NULL;
     if (values) {
         double squares = 0.0;
         UNLOCKED(4 * n * count, squares = sum(out, values, own, count, scale, measured, n));
         result = PyFloat_FromDouble(squares);
     }
-    PyMem_Free((void *)values);
+    PyMem_Free(values);
     return end(&arrays, result);
 }
 
@@ -227,8 +284,9 @@ static PyObject *blended(PyObject *self, PyObject *args)
     if (!begin(&arrays, 3)) return NULL;
     float *out = take(&arrays, target, -1, true);
     Py_ssize_t size = out ? nbytes_taken(&arrays) : 0;
-    const f32 *x = out ? take(&arrays, first, size, false) : NULL;
-    const f32 *y = x ? take(&arrays, second, size, false) : NULL;
+    Source x = {NULL, false};
+    if (out) x = take_source(&arrays, first, size / 4);
+    const f32 *y = x.at ? take(&arrays, second, size, false) : NULL;
     if (!y) return end(&arrays, NULL);
     UNLOCKED(3 * size, squares = blend(out, x, y, along, towards, size / 4));
     return end(&arrays, PyFloat_FromDouble(squares));

@@ -119,9 +119,9 @@ def _turn(gradient: Tensor, momentum: Tensor, factors: tuple[float, float, float
     """``t = along * d + towards * m`` in f64, rounded to f32 and scaled to ``length`` by one f32 factor; its norm."""
     along, towards, length = factors
     if kernels.compiled is not None and out.device.type == "cpu":
-        square = kernels.compiled.blend(out.numpy(), gradient.numpy(), momentum.numpy(), along, towards)
+        square = kernels.compiled.blend(out.numpy(), pieces.as_array(gradient), momentum.numpy(), along, towards)
     else:
-        square = _blend(gradient, momentum, along, towards, out)
+        square = _blend(gradient.float(), momentum, along, towards, out)
     own = pieces.Norm(out)
     pieces.scale(out, length / max(math.sqrt(square), MIN_NORM), own)
     return own.value()

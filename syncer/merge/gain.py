@@ -141,7 +141,7 @@ def sampled(tensors: Sequence[Tensor]) -> NDArray[np.float64]:
     if tensors[0].device.type != "cpu":
         parts = list(torch.stack(parts).cpu())  # one trip
     for row, part in zip(out, parts, strict=True):
-        row[:] = part.numpy()
+        row[:] = part.float().numpy()
     return out.reshape(len(tensors), -1)
 
 

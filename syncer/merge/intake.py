@@ -10,14 +10,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from syncer.merge import kernels
 from yeto_torch.protocol import codec
 from yeto_torch.protocol.constants import WireDType
 
 
 def decode_gradient(data: codec.Buffer, numel: int, dtype: WireDType, device: torch.device) -> Tensor:
-    """The signed outer gradient [numel] f32 of a push's tensor bytes, on ``device``.
+    """The signed outer gradient [numel] of a push's tensor bytes, on ``device``.
+
+    It is f32, or bf16 if it came so and kernels are there to widen it on its way through the processor: half as much
+    memory is written here, read by the merge, and held between them.
 
     Raises:
         PeerError: a wrong length, or a value no merge may see.
     """
+    if dtype is WireDType.BF16 and kernels.compiled is not None and device.type == "cpu":
+        return codec.decode(data, numel, dtype, negate=True, out=codec.empty(numel, torch.bfloat16))
     return codec.decode(data, numel, dtype, negate=True).to(device)

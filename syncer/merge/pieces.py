@@ -72,6 +72,11 @@ def as_piece(tensor: Tensor) -> Piece:
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
+def as_array(tensor: Tensor) -> Any:
+    """A flat CPU tensor as kernels take it: bf16 by its bits, since numpy has no name for it."""
+    return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
 def operations(piece: Piece) -> Any:
     """Where ``add``, ``subtract`` and ``multiply``, each with ``out=``, are found for pieces of this kind."""
     return np if isinstance(piece, np.ndarray) else torch
@@ -164,10 +169,10 @@ def products(vectors: Sequence[Tensor], reference: Tensor | None = None) -> Prod
     """
     count, is_pair = len(vectors), len(vectors) == 2
     if kernels.compiled is not None and vectors[0].device.type == "cpu":
-        arrays = [vector.numpy() for vector in vectors]
+        arrays = [as_array(vector) for vector in vectors]
         sums: list[Any] = kernels.compiled.products(arrays, None if reference is None else reference.numpy())
     else:
-        sums = _multiplied(vectors, reference)
+        sums = _multiplied([vector.float() for vector in vectors], reference)
     *found, cross, square = floats(sums)
     return Products(
         [math.sqrt(own) for own in found[:count]],
@@ -264,7 +269,7 @@ def _sum_at_once(
     if _summed(out, values, factors, factor, length):
         return
     room = scratch(out) if len(values) > 1 else None
-    for target, *parts in pieces(out, *values):
+    for target, *parts in pieces(out, *[part.float() for part in values]):
         product(parts[0], factors[0], target)
         for part, own in zip(parts[1:], factors[1:], strict=True):
             assert room is not None
@@ -278,7 +283,7 @@ def _summed(
     """Has it been done by a kernel? A factor beyond f32 is ``product``'s to take apart."""
     if kernels.compiled is None or out.device.type != "cpu" or not max(map(abs, [factor, *factors])) <= _F32_MAX:
         return False
-    arrays = [part.numpy() for part in values]
+    arrays = [as_array(part) for part in values]
     square = kernels.compiled.weighted_sum(
         out.numpy(), arrays, np.array(factors, np.float32), factor, length is not None
     )
@@ -293,7 +298,7 @@ def add(out: Tensor, values: Tensor, own: float, factor: float = 1.0, length: No
     if _summed(out, [out, values], [1.0, own], factor, length):
         return
     room = scratch(out)
-    for target, piece in pieces(out, values):
+    for target, piece in pieces(out, values.float()):
         operations(target).add(target, product(piece, own, room[: len(piece)]), out=target)
         _finish(target, factor, length)
 

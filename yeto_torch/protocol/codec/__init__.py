@@ -102,7 +102,8 @@ def decode(data: Buffer, numel: int, dtype: WireDType, *, negate: bool = False, 
     Args:
         data: exactly ``dtype.nbytes(numel)`` bytes, at any alignment; read only.
         negate: flip every sign on the way (zeros become -0.0, as IEEE negation has it).
-        out: [numel] f32 CPU contiguous, filled and returned instead of a fresh tensor; undefined after an error.
+        out: [numel] f32 CPU contiguous, filled and returned instead of a fresh tensor; undefined after an error. For
+            bf16 bytes also bf16: nothing is widened then.
 
     Raises:
         PeerError: a wrong length, a value that is not finite or above 2^100, a q4 scale that is negative or neither.
@@ -111,13 +112,17 @@ def decode(data: Buffer, numel: int, dtype: WireDType, *, negate: bool = False, 
     _check_length(data, numel, dtype)
     if out is None:
         out = empty(numel)
-    elif out.dtype is not torch.float32 or out.shape != (numel,) or not out.is_contiguous() or out.device.type != "cpu":
+    elif not _holds(out, dtype) or out.shape != (numel,) or not out.is_contiguous() or out.device.type != "cpu":
         raise LocalError(f"decode into {out.dtype} {tuple(out.shape)} on {out.device}, expected {numel} f32 on the CPU")
     if dtype is WireDType.Q4:
         q4.decode(np.frombuffer(data, np.uint8), out.numpy(), negate)
     else:
         plain.decode(as_tensor(data, numel, dtype), out, negate)
     return out
+
+
+def _holds(out: Tensor, dtype: WireDType) -> bool:
+    return out.dtype is torch.float32 or (out.dtype is torch.bfloat16 and dtype is WireDType.BF16)
 
 
 def as_tensor(data: Buffer, numel: int, dtype: WireDType) -> Tensor:

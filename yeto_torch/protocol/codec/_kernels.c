@@ -28,50 +28,98 @@ KERNEL int32_t largest_bf16(const u16 *in, Py_ssize_t n)
 KERNEL int32_t copy_f32(const u32 *in, u32 *out, Py_ssize_t n, uint32_t flip)
 {
     int32_t worst = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        uint32_t bits = in[i];
-        worst = larger(worst, magnitude(bits));
-        out[i] = bits ^ flip;
+    uint32_t room[STRETCH];
+    bool is_large = 4 * n >= LARGE_BYTES;
+    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
+        Py_ssize_t size = stretch(n - first);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            uint32_t bits = in[first + i];
+            worst = larger(worst, magnitude(bits));
+            room[i] = bits ^ flip;
+        }
+        store(out + first, room, 4 * size, is_large);
     }
+    settle(is_large);
     return worst;
 }
 
 KERNEL int32_t widen(const u16 *in, u32 *out, Py_ssize_t n, uint32_t flip)
 {
     int32_t worst = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        uint32_t bits = (uint32_t)in[i] << 16;
-        worst = larger(worst, magnitude(bits));
-        out[i] = bits ^ flip;
+    uint32_t room[STRETCH];
+    bool is_large = 4 * n >= LARGE_BYTES;
+    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
+        Py_ssize_t size = stretch(n - first);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            uint32_t bits = (uint32_t)in[first + i] << 16;
+            worst = larger(worst, magnitude(bits));
+            room[i] = bits ^ flip;
+        }
+        store(out + first, room, 4 * size, is_large);
     }
+    settle(is_large);
     return worst;
+}
+
+KERNEL int32_t copy_bf16(const u16 *in, u16 *out, Py_ssize_t n, uint16_t flip)
+{
+    int16_t worst = 0;
+    uint16_t room[STRETCH];
+    bool is_large = 2 * n >= LARGE_BYTES;
+    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
+        Py_ssize_t size = stretch(n - first);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            uint16_t bits = in[first + i];
+            int16_t own = (int16_t)(bits & 0x7fff);
+            worst = own > worst ? own : worst;
+            room[i] = bits ^ flip;
+        }
+        store(out + first, room, 2 * size, is_large);
+    }
+    settle(is_large);
+    return (int32_t)worst << 16;
 }
 
 /* Saturating; a NaN stays one. */
 KERNEL void narrow(const u32 *in, u16 *out, Py_ssize_t n)
 {
-    for (Py_ssize_t i = 0; i < n; i++) {
-        int32_t size = magnitude(in[i]);
-        int32_t rounded = nearest((uint32_t)size);
-        rounded = rounded > 0x7f7f ? 0x7f7f : rounded;
-        rounded = size > 0x7f800000 ? 0x7fc0 : rounded;
-        out[i] = (uint16_t)(rounded | ((in[i] >> 16) & 0x8000));
+    uint16_t room[STRETCH];
+    bool is_large = 2 * n >= LARGE_BYTES;
+    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
+        Py_ssize_t size = stretch(n - first);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            uint32_t bits = in[first + i];
+            int32_t own = magnitude(bits), rounded = nearest((uint32_t)own);
+            rounded = rounded > 0x7f7f ? 0x7f7f : rounded;
+            rounded = own > 0x7f800000 ? 0x7fc0 : rounded;
+            room[i] = (uint16_t)(rounded | ((bits >> 16) & 0x8000));
+        }
+        store(out + first, room, 2 * size, is_large);
     }
+    settle(is_large);
 }
 
-/* One trip of ``Snapshots``; compiled once for each kind of base and of out. */
+/* One trip of ``Snapshots``; compiled once for each kind of base (wide, half or none) and of out. */
 INLINE int32_t distance(const f32 *local, const f32 *wide, const u16 *half, f32 *out, u16 *rounded, Py_ssize_t n)
 {
     int32_t worst = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        float value = local[i];
-        if (wide) value -= wide[i];
-        if (half) value -= float_of((uint32_t)half[i] << 16);
-        uint32_t bits = bits_of(value);
-        worst = larger(worst, magnitude(bits));
-        if (out) out[i] = value;
-        if (rounded) rounded[i] = nearest(bits);
+    float room[STRETCH];
+    uint16_t room_rounded[STRETCH];
+    bool is_large = n * (out ? 4 : 2) >= LARGE_BYTES;
+    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
+        Py_ssize_t size = stretch(n - first);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            float value = local[first + i];
+            if (wide) value -= wide[first + i];
+            if (half) value -= float_of((uint32_t)half[first + i] << 16);
+            worst = larger(worst, magnitude(bits_of(value)));
+            if (out) room[i] = value;
+            else room_rounded[i] = nearest(bits_of(value));
+        }
+        if (out) store(out + first, room, 4 * size, is_large);
+        else store(rounded + first, room_rounded, 2 * size, is_large);
     }
+    settle(is_large);
     return worst;
 }
 
@@ -115,23 +163,18 @@ INLINE float unit(uint32_t nibble)
     return float_of((level ? (level + 120) << 23 : 0) | (nibble & 8) << 28);
 }
 
-INLINE void unpack(const uint8_t *in, float *out, float sign)
-{
-    float scale = *(const f32 *)in * sign;
-    for (int i = 0; i < BLOCK / 2; i++) {
-        out[2 * i] = unit(in[4 + i] & 15) * scale;
-        out[2 * i + 1] = unit(in[4 + i] >> 4) * scale;
-    }
-}
-
 KERNEL void unpack_all(const uint8_t *in, float *out, Py_ssize_t n, float sign)
 {
-    for (; n >= BLOCK; n -= BLOCK, in += BLOCK_BYTES, out += BLOCK) unpack(in, out, sign);
-    if (n > 0) {
-        float whole[BLOCK];
-        unpack(in, whole, sign);
-        for (Py_ssize_t i = 0; i < n; i++) out[i] = whole[i];
+    bool is_large = 4 * n >= LARGE_BYTES;
+    for (Py_ssize_t first = 0; first < n; first += BLOCK, in += BLOCK_BYTES) {
+        float room[BLOCK], scale = *(const f32 *)in * sign;
+        for (int i = 0; i < BLOCK / 2; i++) {
+            room[2 * i] = unit(in[4 + i] & 15) * scale;
+            room[2 * i + 1] = unit(in[4 + i] >> 4) * scale;
+        }
+        store(out + first, room, 4 * (n - first < BLOCK ? n - first : BLOCK), is_large);
     }
+    settle(is_large);
 }
 
 static PyObject *is_sound(PyObject *self, PyObject *args)
@@ -156,11 +199,15 @@ static PyObject *decode(PyObject *self, PyObject *args)
     Arrays arrays;
     if (!PyArg_ParseTuple(args, "OOpp", &data, &target, &is_half, &negate) || !begin(&arrays, 4)) return NULL;
     void *out = take(&arrays, target, -1, true);
-    Py_ssize_t size = out ? nbytes_taken(&arrays) : 0;
-    const void *in = out ? take(&arrays, data, is_half ? size / 2 : size, false) : NULL;
+    Py_ssize_t size = out ? nbytes_taken(&arrays) : 0, itemsize = out ? arrays.views[0].itemsize : 0;
+    const void *in = out ? take(&arrays, data, is_half && itemsize == 4 ? size / 2 : size, false) : NULL;
     if (!in) return end(&arrays, NULL);
     uint32_t flip = negate ? 0x80000000 : 0;
-    UNLOCKED(size, worst = is_half ? widen(in, out, size / 4, flip) : copy_f32(in, out, size / 4, flip));
+    UNLOCKED(size, {
+        if (!is_half) worst = copy_f32(in, out, size / 4, flip);
+        else if (itemsize == 4) worst = widen(in, out, size / 4, flip);
+        else worst = copy_bf16(in, out, size / 2, (uint16_t)(flip >> 16));
+    });
     return end(&arrays, PyBool_FromLong(worst <= LIMIT));
 }
 
@@ -233,7 +280,7 @@ static PyObject *decode_q4(PyObject *self, PyObject *args)
 
 static PyMethodDef METHODS[] = {
     {"is_sound", is_sound, METH_VARARGS, "(values, is_bf16) -> bool"},
-    {"decode", decode, METH_VARARGS, "(data, out f32, is_bf16, negate) -> whether every value is sound"},
+    {"decode", decode, METH_VARARGS, "(data, out, is_bf16, negate) -> whether every value is sound"},
     {"round_to_bf16", round_to_bf16, METH_VARARGS, "(values f32, out bf16)"},
     {"subtract", subtract, METH_VARARGS, "(local f32, base or None, base is bf16, out, out is bf16) -> sound?"},
     {"encode_q4", encode_q4, METH_VARARGS, "(values f32, out, the seven levels f32)"},

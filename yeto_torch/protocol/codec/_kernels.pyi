@@ -9,7 +9,7 @@ def is_sound(values: Any, is_bf16: bool, /) -> bool:
     """``sound.is_sound`` of [n] f32 or bf16, at any address."""
 
 def decode(data: Any, out: Any, is_bf16: bool, negate: bool, /) -> bool:
-    """[n] f32 or bf16 at any address -> ``out`` [n] f32; whether all of it is sound."""
+    """[n] f32 or bf16 at any address -> ``out`` [n] f32, or what has items of two bytes: bf16; whether all is sound."""
 
 def round_to_bf16(values: Any, out: Any, /) -> None:
     """[n] f32 -> ``out`` [n] bf16: nearest even, saturating."""

@@ -13,6 +13,10 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
 #if __has_attribute(target_clones)
@@ -46,6 +50,39 @@ INLINE float float_of(uint32_t bits)
 
 /* To nearest, ties to even; of what is sound. */
 INLINE uint16_t nearest(uint32_t bits) { return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16); }
+
+/* A stretch of values, and what is made of it, stay in the first-level cache. */
+enum { STRETCH = 1024 };
+INLINE Py_ssize_t stretch(Py_ssize_t left) { return left < STRETCH ? left : STRETCH; }
+
+enum { LARGE_BYTES = 1 << 20 }; /* an array that has left the cache before anybody reads it again */
+
+/* A stretch that is done, to where it belongs. Ordinary stores read memory before they write it, which costs half as
+ * much again; of a large array, stores go past the cache. ``settle`` ends them. */
+INLINE void store(void *out, const void *from, Py_ssize_t nbytes, bool is_large)
+{
+    uint8_t *to = out;
+    const uint8_t *at = from;
+#if defined(__SSE2__)
+    if (is_large && nbytes >= 64) {
+        Py_ssize_t head = -(intptr_t)to & 15, whole = (nbytes - head) / 16;
+        memcpy(to, at, (size_t)head);
+        to += head, at += head, nbytes -= head + 16 * whole;
+        for (; whole > 0; whole--, to += 16, at += 16)
+            _mm_stream_si128((__m128i *)to, _mm_loadu_si128((const __m128i *)at));
+    }
+#endif
+    (void)is_large;
+    memcpy(to, at, (size_t)nbytes);
+}
+
+INLINE void settle(bool is_large)
+{
+#if defined(__SSE2__)
+    if (is_large) _mm_sfence();
+#endif
+    (void)is_large;
+}
 
 enum { RELEASE_BYTES = 1 << 16 }; /* less work is done sooner than another thread has taken the interpreter over */
 

@@ -40,17 +40,25 @@ def rounded_on_device(values: Tensor) -> Tensor:
 
 
 def decode(source: Tensor, out: Tensor, negate: bool) -> None:
-    """``source`` [n] f32 or bf16 -> ``out`` [n] f32. Raises PeerError for a value that is not sound."""
-    array, raw = out.numpy(), source.view(torch.uint8).numpy()
+    """``source`` [n] f32 or bf16 -> ``out`` [n] f32, or bf16 as well. Raises PeerError for a value that is not sound."""
+    raw, is_half = source.view(torch.uint8).numpy(), source.dtype is torch.bfloat16
     if kernels.compiled is not None:
-        if not kernels.compiled.decode(raw, array, source.dtype is torch.bfloat16, negate):
+        array = (out.view(torch.int16) if out.dtype is torch.bfloat16 else out).numpy()
+        if not kernels.compiled.decode(raw, array, is_half, negate):
             check_finite(source)
         return
+    if out.dtype is torch.bfloat16:
+        check_finite(source)
+        out.copy_(source)
+        if negate:
+            out.neg_()
+        return
+    array = out.numpy()
     pieces, targets = torch.split(source, PIECE), torch.split(out, PIECE)
     with np.errstate(all="ignore"):
         for first in range(0, array.size, _CHECKED):
             part = array[first : first + _CHECKED]
-            if source.dtype is torch.float32:
+            if not is_half:
                 part.view(np.uint8)[:] = raw[4 * first : 4 * first + part.nbytes]
             else:
                 for index in range(first // PIECE, -(-(first + part.size) // PIECE)):
