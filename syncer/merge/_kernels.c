@@ -34,20 +34,22 @@ INLINE double folded(wide sums)
     return sum;
 }
 
-/* Where ``products_of`` puts what. */
+/* Sums of products of two arrays x and y with themselves, each other and a reference r. */
 enum { XX, YY, XY, XR, YR, RR, SUMS };
 
-/* Adds the products of one or two arrays with themselves, each other and a third; compiled once for each choice. Each
- * product of two f32 is exact in f64. */
-INLINE void products_of(const f32 *x, const f32 *y, const f32 *r, Py_ssize_t n, double *sums)
+/* Adds those of one stretch; compiled once for each choice. Each product of two f32 is exact in f64. */
+INLINE void products_of(const f32 *x, const f32 *y, const f32 *r, bool crossed, bool squared_r, Py_ssize_t n,
+                        double *sums)
 {
     wide xx = {0}, yy = {0}, xy = {0}, xr = {0}, yr = {0}, rr = {0};
     Py_ssize_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         wide a = widened(x + i), b = {0}, c = {0};
         xx += a * a;
-        if (y) { b = widened(y + i); yy += b * b; xy += a * b; }
-        if (r) { c = widened(r + i); rr += c * c; xr += a * c; }
+        if (y) { b = widened(y + i); yy += b * b; }
+        if (y && crossed) xy += a * b;
+        if (r) { c = widened(r + i); xr += a * c; }
+        if (r && squared_r) rr += c * c;
         if (y && r) yr += b * c;
     }
     wide all[SUMS] = {xx, yy, xy, xr, yr, rr};
@@ -55,25 +57,25 @@ INLINE void products_of(const f32 *x, const f32 *y, const f32 *r, Py_ssize_t n, 
     for (; i < n; i++) {
         double a = x[i], b = y ? y[i] : 0.0, c = r ? r[i] : 0.0;
         sums[XX] += a * a; sums[YY] += b * b; sums[XY] += a * b;
-        sums[XR] += a * c; sums[YR] += b * c; sums[RR] += c * c;
+        sums[XR] += a * c; sums[YR] += b * c; sums[RR] += squared_r ? c * c : 0.0;
     }
 }
 
-/* One stretch of ``pairs`` or of ``singles``, into rows of SUMS. */
-KERNEL void pair(Source x, Source y, Source r, Py_ssize_t first, Py_ssize_t size, double *sums)
+/* One stretch of one array or two, into SUMS; XY only if ``crossed``, RR only if ``squared_r``. */
+KERNEL void products_in(Source x, Source y, Source r, bool crossed, bool squared_r, Py_ssize_t first, Py_ssize_t size,
+                        double *sums)
 {
     float room_x[STRETCH], room_y[STRETCH];
-    const f32 *a = load(x, first, size, room_x), *b = load(y, first, size, room_y);
-    if (r.at) products_of(a, b, (const f32 *)r.at + first, size, sums);
-    else products_of(a, b, 0, size, sums);
-}
-
-KERNEL void single(Source x, Source r, Py_ssize_t first, Py_ssize_t size, double *sums)
-{
-    float room[STRETCH];
-    const f32 *a = load(x, first, size, room);
-    if (r.at) products_of(a, 0, (const f32 *)r.at + first, size, sums);
-    else products_of(a, 0, 0, size, sums);
+    const f32 *a = load(x, first, size, room_x), *b = y.at ? load(y, first, size, room_y) : 0;
+    const f32 *c = r.at ? (const f32 *)r.at + first : 0;
+    if (!b && !c) products_of(a, 0, 0, false, false, size, sums);
+    else if (!b && squared_r) products_of(a, 0, c, false, true, size, sums);
+    else if (!b) products_of(a, 0, c, false, false, size, sums);
+    else if (!c && crossed) products_of(a, b, 0, true, false, size, sums);
+    else if (!c) products_of(a, b, 0, false, false, size, sums);
+    else if (crossed) products_of(a, b, c, true, squared_r, size, sums);
+    else if (squared_r) products_of(a, b, c, false, true, size, sums);
+    else products_of(a, b, c, false, false, size, sums);
 }
 
 /* The sum of some values' squares. */
@@ -210,17 +212,20 @@ static Source *take_sources(Arrays *arrays, PyObject *list, Py_ssize_t count, Py
     return table;
 }
 
-/* Of ``count`` arrays and perhaps a reference, into ``count`` rows of SUMS; XY only where there are just two arrays. */
+/* Of ``count`` arrays and perhaps a reference, into ``count`` rows of SUMS, two arrays at a time: XX and XR of each. XY
+ * only where there are just two, RR in the first row. */
 static void all_products(const Source *x, Py_ssize_t count, Source r, Py_ssize_t n, double *sums)
 {
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
-        Py_ssize_t size = stretch(n - first);
-        if (count == 2) pair(x[0], x[1], r, first, size, sums);
-        else for (Py_ssize_t k = 0; k < count; k++) single(x[k], r, first, size, sums + k * SUMS);
-    }
-    if (count == 2) {
-        sums[SUMS + XX] = sums[YY];
-        sums[SUMS + XR] = sums[YR];
+        for (Py_ssize_t k = 0; k < count; k += 2) {
+            Source y = k + 1 < count ? x[k + 1] : (Source){NULL, false};
+            double *row = sums + k * SUMS, *next = row + SUMS;
+            products_in(x[k], y, r, count == 2, k == 0, first, stretch(n - first), row);
+            if (y.at) {
+                next[XX] = row[YY];
+                next[XR] = row[YR];
+            }
+        }
     }
 }
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from syncer.merge import pieces
+from syncer.merge.pieces import Values
 from syncer.merge.weights import total_weight
 
 
-def average(gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> float:
+def average(gradients: Sequence[Values], weights: Sequence[float], out: Tensor) -> float:
     """``out = sum of f32(w / W) * d`` over the members, in their order.
 
     Args:

@@ -21,6 +21,7 @@ from typing import Any, overload
 from torch import Tensor
 
 from syncer.merge import kernels, pieces
+from syncer.merge.pieces import Values
 
 MIN_NORM = 1e-8  # a shorter gradient or momentum has no direction to speak of
 ALIGNED_COSINE = 0.2
@@ -37,7 +38,7 @@ def correction_of(word: str, mu: float) -> float:
     return shares[word]
 
 
-def correct(gradient: Tensor, momentum: Tensor, share: float = 1.0) -> Tensor:
+def correct(gradient: Tensor, momentum: Tensor, share: float = 1.0) -> Values:
     """The corrected gradient of one member and one tensor; ``gradient`` itself where nothing is to be corrected.
 
     Args:
@@ -48,7 +49,7 @@ def correct(gradient: Tensor, momentum: Tensor, share: float = 1.0) -> Tensor:
     return Corrected([gradient], momentum, pieces.empty_like(gradient), share)[0]
 
 
-class Corrected(Sequence[Tensor]):
+class Corrected(Sequence[Values]):
     """The members' gradients of one tensor, each corrected when it is fetched.
 
     A fetched tensor is either the member's own gradient or ``room``, which the next fetch overwrites: whatever the
@@ -64,7 +65,7 @@ class Corrected(Sequence[Tensor]):
         products: of the gradients as they came, with the momentum.
     """
 
-    def __init__(self, gradients: Sequence[Tensor], momentum: Tensor, room: Tensor, share: float = 1.0) -> None:
+    def __init__(self, gradients: Sequence[Values], momentum: Tensor, room: Tensor, share: float = 1.0) -> None:
         self._share = share
         self._gradients = gradients
         self._momentum = momentum
@@ -75,15 +76,15 @@ class Corrected(Sequence[Tensor]):
         return len(self._gradients)
 
     @overload
-    def __getitem__(self, index: int) -> Tensor: ...
+    def __getitem__(self, index: int) -> Values: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+    def __getitem__(self, index: slice) -> Sequence[Values]: ...
+    def __getitem__(self, index: int | slice) -> Values | Sequence[Values]:
         if isinstance(index, slice):
             raise TypeError("corrected gradients are fetched one at a time")
         return self.fetch(index)[0]
 
-    def fetch(self, index: int) -> tuple[Tensor, float]:
+    def fetch(self, index: int) -> tuple[Values, float]:
         """A member's gradient, and its norm in f64."""
         gradient = self._gradients[index]
         cosine = self._cosine(index)
@@ -93,7 +94,7 @@ class Corrected(Sequence[Tensor]):
         confidence = a / (a + 3.0 * (self._share * b) + 1e-8)
         if cosine < 0:
             beta = min(0.5 * -cosine * confidence, 0.5)
-            length = pieces.Norm(gradient)
+            length = pieces.Norm(self._room)
             factors = [(-beta * cosine) * a / b, 1.0]
             pieces.weighted_sum(self._room, [self._momentum, gradient], factors, length=length)
             return self._room, length.value()
@@ -115,13 +116,13 @@ class Corrected(Sequence[Tensor]):
 
 
 @pieces.unheeded
-def _turn(gradient: Tensor, momentum: Tensor, factors: tuple[float, float, float], out: Tensor) -> float:
+def _turn(gradient: Values, momentum: Tensor, factors: tuple[float, float, float], out: Tensor) -> float:
     """``t = along * d + towards * m`` in f64, rounded to f32 and scaled to ``length`` by one f32 factor; its norm."""
     along, towards, length = factors
     if kernels.compiled is not None and out.device.type == "cpu":
         square = kernels.compiled.blend(out.numpy(), pieces.as_array(gradient), momentum.numpy(), along, towards)
     else:
-        square = _blend(gradient.float(), momentum, along, towards, out)
+        square = _blend(pieces.as_f32(gradient), momentum, along, towards, out)
     own = pieces.Norm(out)
     pieces.scale(out, length / max(math.sqrt(square), MIN_NORM), own)
     return own.value()

@@ -136,12 +136,14 @@ def sampled(tensors: Sequence[Tensor]) -> NDArray[np.float64]:
         blocks, every, length = 1, numel, numel
     else:
         blocks = BLOCKS
-    out = np.empty((len(tensors), blocks, length))
-    parts = [tensor[: blocks * every].view(blocks, every)[:, :length] for tensor in tensors]
     if tensors[0].device.type != "cpu":
-        parts = list(torch.stack(parts).cpu())  # one trip
-    for row, part in zip(out, parts, strict=True):
-        row[:] = part.float().numpy()
+        parts = [tensor[: blocks * every].view(blocks, every)[:, :length] for tensor in tensors]
+        whole = torch.stack(parts).cpu().numpy()  # one trip
+        return whole.astype(np.float64).reshape(len(tensors), -1)
+    out = np.empty((len(tensors), blocks, length))
+    for row, tensor in zip(out, tensors, strict=True):
+        part = pieces.as_array(tensor)[: blocks * every].reshape(blocks, every)[:, :length]
+        row[:] = part if part.dtype == np.float32 else np.left_shift(part, 16, dtype=np.int32).view(np.float32)
     return out.reshape(len(tensors), -1)
 
 

@@ -18,6 +18,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch docu
 
 from syncer.merge import pieces
 from syncer.merge.average import average
+from syncer.merge.pieces import Values
 from syncer.policy import IsoScale
 from yeto_torch.protocol.errors import RunError
 
@@ -56,7 +57,7 @@ def flatten_spectrum(matrix: Tensor, dtype: torch.dtype = torch.float64, scale: 
 
 
 def isotropic_average(
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Values],
     weights: Sequence[float],
     dims: tuple[int, int],
     out: Tensor,

@@ -17,6 +17,7 @@ from syncer.merge import pieces
 from syncer.merge.average import average
 from syncer.merge.correction import Corrected
 from syncer.merge.iso import Spectrum, flatten_spectrum, isotropic_average
+from syncer.merge.pieces import Values
 from syncer.merge.rda import radial_directional_average
 from syncer.merge.weights import total_weight
 from yeto_torch.protocol.constants import MergeMode
@@ -50,7 +51,7 @@ def merge_and_measure(
 
     Args:
         fragment: merge mode and tensor sizes.
-        gradients: one [numel] f32 per member, ascending by (learner id, generation), on the device of ``momentum``;
+        gradients: one [numel] f32 or bf16 per member, ascending by (learner id, generation), on the device of ``momentum``;
             not modified.
         weights: one f64 per member. If they sum to 0 the result is zero.
         momentum: [numel] f32, the fragment's momentum before this step; not modified.
@@ -71,11 +72,12 @@ def merge_and_measure(
     if not total_weight(weights) > 0:
         return merged.zero_(), 0.0
     room = pieces.empty_like(momentum[: max(fragment.numels)])
+    wholes = pieces.sliceable(gradients)
     end = 0
     lengths = []
     for index, numel in enumerate(fragment.numels):
         tensor = slice(end, end := end + numel)
-        parts: Sequence[Tensor] = [gradient[tensor] for gradient in gradients]
+        parts: Sequence[Values] = [whole[tensor] for whole in wholes]
         known = None
         if correction and numel:
             corrected = Corrected(parts, momentum[tensor], room[:numel], correction)

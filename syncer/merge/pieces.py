@@ -21,6 +21,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -72,9 +73,34 @@ def as_piece(tensor: Tensor) -> Piece:
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
-def as_array(tensor: Tensor) -> Any:
+Values = Tensor | npt.NDArray[Any]
+"""Flat f32 or bf16: a tensor, or what ``as_array`` made of one."""
+
+
+def as_array(values: Values) -> npt.NDArray[Any]:
     """A flat CPU tensor as kernels take it: bf16 by its bits, since numpy has no name for it."""
-    return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    if isinstance(values, np.ndarray):
+        return values
+    return (values.view(torch.int16) if values.dtype is torch.bfloat16 else values).numpy()
+
+
+def sliceable(tensors: Sequence[Tensor]) -> Sequence[Values]:
+    """Where kernels work on them, arrays: a slice of one costs a tenth of a tensor's, and many learners have many."""
+    if kernels.compiled is None or any(tensor.device.type != "cpu" for tensor in tensors):
+        return tensors
+    return [as_array(tensor) for tensor in tensors]
+
+
+def as_f32(values: Values) -> Tensor:
+    """Back to a tensor; a bf16 one is widened."""
+    if isinstance(values, np.ndarray):
+        values = torch.from_numpy(values if values.dtype == np.float32 else values.view(np.int16))
+        values = values if values.dtype is torch.float32 else values.view(torch.bfloat16)
+    return values.float()
+
+
+def _is_for_kernels(values: Values) -> bool:
+    return kernels.compiled is not None and (isinstance(values, np.ndarray) or values.device.type == "cpu")
 
 
 def operations(piece: Piece) -> Any:
@@ -161,18 +187,18 @@ class Products:
     reference_norm: float
 
 
-def products(vectors: Sequence[Tensor], reference: Tensor | None = None) -> Products:
+def products(vectors: Sequence[Values], reference: Tensor | None = None) -> Products:
     """What a merge asks of at least one vector, all flat f32 of one length; each is read and widened once.
 
     Two vectors are also multiplied with each other: that costs a third of what measuring their sum would. More of them
     have too many pairs.
     """
     count, is_pair = len(vectors), len(vectors) == 2
-    if kernels.compiled is not None and vectors[0].device.type == "cpu":
+    if kernels.compiled is not None and _is_for_kernels(vectors[0]):
         arrays = [as_array(vector) for vector in vectors]
         sums: list[Any] = kernels.compiled.products(arrays, None if reference is None else reference.numpy())
     else:
-        sums = _multiplied([vector.float() for vector in vectors], reference)
+        sums = _multiplied([as_f32(vector) for vector in vectors], reference)
     *found, cross, square = floats(sums)
     return Products(
         [math.sqrt(own) for own in found[:count]],
@@ -203,7 +229,7 @@ def _multiplied(vectors: Sequence[Tensor], reference: Tensor | None) -> list[Any
     return sums
 
 
-def norm(values: Tensor) -> float:
+def norm(values: Values) -> float:
     """The l2 norm of a flat f32 tensor, in f64; NaN or infinite where a value is."""
     return products([values]).norms[0]
 
@@ -240,7 +266,7 @@ def _rounded(factor: float, piece: Piece) -> Any:
 
 @unheeded
 def weighted_sum(
-    out: Tensor, values: Sequence[Tensor], factors: Sequence[float], factor: float = 1.0, length: Norm | None = None
+    out: Tensor, values: Sequence[Values], factors: Sequence[float], factor: float = 1.0, length: Norm | None = None
 ) -> None:
     """``out = f32(factor) * sum of f32(factors) * values``, every product and sum rounded to f32.
 
@@ -248,7 +274,8 @@ def weighted_sum(
     sequence may hand out the same memory with each fetch: its tensors are taken one after the other, whole.
 
     Args:
-        out, values: flat f32 tensors of one length.
+        out: a flat f32 tensor.
+        values: f32 or bf16, of its length.
         length: takes the norm of ``out``.
     """
     if isinstance(values, list):
@@ -264,12 +291,12 @@ def weighted_sum(
 
 
 def _sum_at_once(
-    out: Tensor, values: Sequence[Tensor], factors: Sequence[float], factor: float, length: Norm | None
+    out: Tensor, values: Sequence[Values], factors: Sequence[float], factor: float, length: Norm | None
 ) -> None:
     if _summed(out, values, factors, factor, length):
         return
     room = scratch(out) if len(values) > 1 else None
-    for target, *parts in pieces(out, *[part.float() for part in values]):
+    for target, *parts in pieces(out, *[as_f32(part) for part in values]):
         product(parts[0], factors[0], target)
         for part, own in zip(parts[1:], factors[1:], strict=True):
             assert room is not None
@@ -278,7 +305,7 @@ def _sum_at_once(
 
 
 def _summed(
-    out: Tensor, values: Sequence[Tensor], factors: Sequence[float], factor: float, length: Norm | None
+    out: Tensor, values: Sequence[Values], factors: Sequence[float], factor: float, length: Norm | None
 ) -> bool:
     """Has it been done by a kernel? A factor beyond f32 is ``product``'s to take apart."""
     if kernels.compiled is None or out.device.type != "cpu" or not max(map(abs, [factor, *factors])) <= _F32_MAX:
@@ -293,12 +320,12 @@ def _summed(
 
 
 @unheeded
-def add(out: Tensor, values: Tensor, own: float, factor: float = 1.0, length: Norm | None = None) -> None:
+def add(out: Tensor, values: Values, own: float, factor: float = 1.0, length: Norm | None = None) -> None:
     """``out = f32(factor) * (out + f32(own) * values)``; else as ``weighted_sum``."""
     if _summed(out, [out, values], [1.0, own], factor, length):
         return
     room = scratch(out)
-    for target, piece in pieces(out, values.float()):
+    for target, piece in pieces(out, as_f32(values)):
         operations(target).add(target, product(piece, own, room[: len(piece)]), out=target)
         _finish(target, factor, length)
 

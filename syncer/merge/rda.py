@@ -16,7 +16,7 @@ from torch import Tensor
 from syncer.merge import pieces
 from syncer.merge.average import average
 from syncer.merge.correction import Corrected
-from syncer.merge.pieces import Norm, Products
+from syncer.merge.pieces import Norm, Products, Values
 from syncer.merge.weights import total_weight
 
 MIN_DIRECTION = 1e-12  # below, the directions cancel: there is no mean direction to scale
@@ -24,7 +24,7 @@ _SAFE_DIRECTION = 0.1  # from here on ||u|| may be reckoned from inner products:
 
 
 def radial_directional_average(
-    gradients: Sequence[Tensor], weights: Sequence[float], out: Tensor, known: Products | None = None
+    gradients: Sequence[Values], weights: Sequence[float], out: Tensor, known: Products | None = None
 ) -> float:
     """``out = R / ||u|| * u`` with ``R = sum w n / W`` and ``u = sum w / (W n) * d``, n the members' f64 norms.
 
