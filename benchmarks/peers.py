@@ -1,7 +1,8 @@
 """A fleet of scripted learners on one thread: they say what a learner says, and compute nothing.
 
 With them a syncer can be measured with many learners, and without the memory of any. Each has one socket and answers
-every pull at once with the same bytes. Nothing is kept of a broadcast but its version.
+every pull at once with the same bytes; where a socket is full, the others go on, as they would on machines of their
+own. Nothing is kept of a broadcast but its version.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from yeto_torch.protocol.constants import Direction, WireDType
 from yeto_torch.protocol.frames import Frame, FrameReader
 from yeto_torch.protocol.layout import WireLayout
 from yeto_torch.protocol.limits import GroupLimits
-from yeto_torch.protocol.messages import BcastFragment, Hello, InitParams, PullReq, PushFragment, decode, encode
+from yeto_torch.protocol.messages import BcastFragment, Buffer, Hello, InitParams, PullReq, PushFragment, decode, encode
 from yeto_torch.transport.sockets import Stream, tune
 
 WAIT_S = 300.0
@@ -35,6 +36,7 @@ class Peer:
         self.versions: dict[int, int] = {}
         self.newest = 0
         self.pulls: list[PullReq] = []
+        self.unsent: list[Buffer] = []
         self.steps = 0
         self.stream.write(encode(hello), WAIT_S)
 
@@ -94,8 +96,11 @@ class Fleet:
         while not done():
             if clock() > deadline:
                 raise RuntimeError(f"no round within {WAIT_S:g} s: the fleet stands at version {self.version}")
-            for key, _ in self._selector.select(1.0):
-                self._read(key.data, last_round)
+            for key, ready in self._selector.select(1.0):
+                if ready & selectors.EVENT_WRITE:
+                    self._send(key.data)
+                if ready & selectors.EVENT_READ:
+                    self._read(key.data, last_round)
 
     def _read(self, peer: Peer, last_round: int) -> None:
         count = peer.socket.recv_into(peer.reader.buffer())
@@ -127,4 +132,13 @@ class Fleet:
             base = peer.versions[pull.fragment]
             data = self._values(pull.fragment)
             push = PushFragment(peer.learner_id, pull.fragment, pull.step, pull.attempt, base, peer.steps, 1, 10, data)
-            peer.stream.write(encode(push), WAIT_S)
+            peer.unsent.extend(encode(push))
+        if peer.unsent:
+            self._send(peer)
+
+    def _send(self, peer: Peer) -> None:
+        """What the kernel takes now; the rest when it has room again."""
+        peer.unsent = list(peer.stream.write_now(peer.unsent))
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        if self._selector.get_key(peer.socket).events != events:
+            self._selector.modify(peer.socket, events, peer)
