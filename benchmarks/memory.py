@@ -3,7 +3,8 @@
 Every process is fresh, and what it had before the session began (interpreter, torch, the learner's model) is not
 counted. With n values, fragments of W bytes in the bulk dtype and L bytes in f32, K learners, p rounds in flight:
 
-    syncer   8 n, and per round in flight: K answers (W as bytes, L decoded), a merged gradient (L), a broadcast (W)
+    syncer   8 n, and per round in flight: K answers (W as bytes; decoded W with compiled kernels, else L), a merged
+             gradient (L), a broadcast (W)
     learner  the anchors, n values in the bulk dtype, and two fragments in f32
 """
 
@@ -17,6 +18,7 @@ from benchmarks.harness import Figure, Size, Target, not_measured
 from benchmarks.model import Matrices, millions
 from benchmarks.peers import Fleet
 from benchmarks.stage import Launch, Stage, launch
+from syncer.merge import kernels
 from yeto_torch.protocol.constants import MergeMode, WireDType
 from yeto_torch.protocol.layout import WireFragment, WireLayout
 
@@ -41,7 +43,8 @@ def _syncer(size: Size, start: Launch) -> Iterator[Figure]:
     layout = WireLayout((WireFragment(MergeMode.RDA, (part,) * TENSORS),) * FRAGMENTS)
     numel = sum(layout.numels)
     wire, decoded = layout.nbytes(0, DTYPE), layout.nbytes(0, WireDType.F32)
-    must = 8 * numel + PIPELINE * (LEARNERS * (wire + decoded) + decoded + wire)
+    answer = wire + (decoded if kernels.compiled is None else wire)
+    must = 8 * numel + PIPELINE * (LEARNERS * answer + decoded + wire)
     with Stage(start) as stage:
         syncer = stage.syncer(LEARNERS, schedule__pipeline=PIPELINE)
         address = syncer.address

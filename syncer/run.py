@@ -26,6 +26,7 @@ from syncer.policy import CheckpointPolicy, SyncerPolicy
 from syncer.server import Server
 from syncer.state import resolve_device
 from syncer.tape import Tape
+from yeto_torch.protocol import codec
 from yeto_torch.protocol.errors import RunError, StateError
 from yeto_torch.protocol.layout import WireLayout
 
@@ -61,6 +62,7 @@ def run(policy: SyncerPolicy, profile: bytes) -> int:
 
 
 def _serve(policy: SyncerPolicy, profile: bytes, actor: Actor) -> fx.Finish:
+    codec.keep_spare(policy.schedule.pipeline * (policy.learners + 1))  # the answers, and what they are merged into
     server = Server(policy, actor.device, actor.post)
     address = server.listen()
     try:

@@ -34,6 +34,7 @@ from syncer.core.ration import Ration, remark
 from syncer.descriptors import max_descriptors
 from syncer.policy import SecurityPolicy, SyncerPolicy
 from syncer.reception import Decoding, Post, Reception
+from yeto_torch.protocol.buffers import Spare
 from yeto_torch.protocol.constants import Direction, MessageType
 from yeto_torch.protocol.errors import LocalError, PeerError, RunError
 from yeto_torch.protocol.frames import Frame
@@ -104,6 +105,7 @@ class Server:
     def __init__(self, policy: SyncerPolicy, device: torch.device, post: Post) -> None:
         self._policy, self._device, self._post = policy, device, post
         self._decoding = Decoding(post)
+        self._spare = Spare(policy.schedule.pipeline * policy.learners)  # the answers of the rounds in flight
         self._tls = _tls(policy.security)
         self._lock = Lock()
         self._changed = Condition(self._lock)
@@ -180,6 +182,7 @@ class Server:
                 on_message=reception.take,
                 on_closed=lambda closed: self._on_closed(member, closed),
                 write_timeout_s=self._policy.session.write_timeout_s,
+                spare=self._spare,
                 name=f"learner-{member.learner_id}",
             )
             self._groups[member] = _Admitted(group)

@@ -18,7 +18,7 @@ def weighted_sum(out: Any, vectors: list[Any], factors: Any, scale: float, is_me
     """
 
 def blend(out: Any, x: Any, y: Any, along: float, towards: float, /) -> float:
-    """``out = along * x + towards * y`` in f64, each operation rounded by itself; the sum of its squares, not yet f32."""
+    """``out = along * x + towards * y`` in f64, each operation rounded by itself; the sum of its squares in f64."""
 
 def nesterov_step(params: Any, momentum: Any, gradient: Any, lr: float, mu: float, copy: Any, /) -> None:
     """The outer step in f32, each operation rounded by itself; the first two are overwritten.

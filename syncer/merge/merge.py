@@ -51,8 +51,8 @@ def merge_and_measure(
 
     Args:
         fragment: merge mode and tensor sizes.
-        gradients: one [numel] f32 or bf16 per member, ascending by (learner id, generation), on the device of ``momentum``;
-            not modified.
+        gradients: one [numel] f32 or bf16 per member, ascending by (learner id, generation), on the device of
+            ``momentum``; not modified.
         weights: one f64 per member. If they sum to 0 the result is zero.
         momentum: [numel] f32, the fragment's momentum before this step; not modified.
         correction: whether each gradient is corrected against the momentum first; below 1 (True), the share of the

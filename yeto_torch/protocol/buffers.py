@@ -41,12 +41,12 @@ class Spare:
     What is lent comes back when the last view of it is gone, wherever that happens, within a garbage collection too. (A
     ``__del__`` that saves a view out of a garbage cycle saves it too late: it may have been lent again.)
 
-    Args:
+    Attributes:
         keep: how many mappings are kept at most; the oldest goes first.
     """
 
     def __init__(self, keep: int) -> None:
-        self._keep = keep
+        self.keep = keep
         self._kept: list[_Pages] = []
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class Spare:
     def _give_back(self, pages: _Pages) -> None:
         self._kept.append(pages)
         with suppress(IndexError):
-            while len(self._kept) > self._keep:
+            while len(self._kept) > self.keep:
                 self._kept.pop(0)
 
 

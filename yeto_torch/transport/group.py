@@ -45,9 +45,8 @@ _LAST_WORD_S = 0.3
 # on_closed waits this long for on_message calls still running, so that what they hand on comes before it.
 _CALLBACK_S = 1.0
 _SHORT_BYTES = 256 * 1024  # a longer message is worth waking a writer for
-# Received messages whose memory waits to be used again, in the whole process. A syncer takes an answer, decodes it and
-# lets it go; a learner lets go of one anchor as it adopts the next, and has little memory to spare.
-_SPARE = {Direction.TO_SYNCER: Spare(4), Direction.TO_LEARNER: Spare(2)}
+# A learner lets go of one anchor as it adopts the next, and has little memory to spare.
+_SPARE = Spare(2)
 
 
 def _is_short(message: Message) -> bool:
@@ -80,9 +79,9 @@ class _SharedSlices:
     a chunk, whatever that would have become, is dialled again. The syncer judges as early as it can.
     """
 
-    def __init__(self, limits: GroupLimits) -> None:
+    def __init__(self, limits: GroupLimits, spare: Spare) -> None:
         self._lock = Lock()
-        self._room = _SPARE[limits.inbound].allocate
+        self._room = spare.allocate
         self._table = Reassembler(limits.max_inner, limits.max_partials, limits.max_reserved_bytes, self._room)
         self._patient = limits.inbound is Direction.TO_LEARNER
         self._bad: dict[int, PeerError] = {}
@@ -153,6 +152,7 @@ class Group:
         on_closed: called once, after which no on_message begins. One that is still running is waited for, shortly.
         write_timeout_s: a socket that accepts no byte for so long while some wait ends the group.
         stream_wait_s: how long bulk waits for declared data streams to attach.
+        spare: lends the memory of received messages.
         name: for logs and thread names.
     """
 
@@ -166,6 +166,7 @@ class Group:
         on_closed: Callable[[Closed], None],
         write_timeout_s: float = 60.0,
         stream_wait_s: float = 2.0,
+        spare: Spare = _SPARE,
         name: str = "",
     ) -> None:
         self.limits, self.name = limits, name or "group"
@@ -173,7 +174,7 @@ class Group:
         self._write_timeout_s, self._stream_wait_s = write_timeout_s, stream_wait_s
         self._lock = Lock()
         self._changed = Condition(self._lock)  # closing, flushed, or a callback returned
-        self._slices = _SharedSlices(limits)
+        self._slices = _SharedSlices(limits, spare)
         self._outbox = Outbox(num_streams)
         self._lines: dict[int, _Line] = {}
         self._started = False

@@ -31,14 +31,14 @@ from yeto_torch.protocol.codec.sound import check_finite, is_sound
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.errors import LocalError, PeerError
 
-__all__ = ["Buffer", "as_tensor", "check_finite", "copy", "decode", "empty", "encode", "is_sound"]
+__all__ = ["Buffer", "as_tensor", "check_finite", "copy", "decode", "empty", "encode", "is_sound", "keep_spare"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _TORCH_DTYPE = {WireDType.F32: torch.float32, WireDType.BF16: torch.bfloat16}
 
 
-_SPARE = Spare(keep=6)  # two rounds in flight: two answers and a merged gradient each
+_SPARE = Spare(keep=6)
 
 
 def empty(numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -52,6 +52,11 @@ def empty(numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(0, dtype=dtype)  # torch views no bytes of length 0 as something longer
     memory = np.empty(nbytes, np.uint8) if nbytes < LENT_BYTES else np.frombuffer(_SPARE.allocate(nbytes), np.uint8)
     return torch.from_numpy(memory).view(dtype)
+
+
+def keep_spare(count: int) -> None:
+    """Let the memory of ``count`` large tensors wait to be used again, in this whole process; it is 6 at first."""
+    _SPARE.keep = count
 
 
 def encode(values: Tensor, dtype: WireDType) -> memoryview:

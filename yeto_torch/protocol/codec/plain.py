@@ -40,7 +40,7 @@ def rounded_on_device(values: Tensor) -> Tensor:
 
 
 def decode(source: Tensor, out: Tensor, negate: bool) -> None:
-    """``source`` [n] f32 or bf16 -> ``out`` [n] f32, or bf16 as well. Raises PeerError for a value that is not sound."""
+    """``source`` [n] f32 or bf16 -> ``out`` [n] f32, or bf16 too. Raises PeerError for a value that is not sound."""
     raw, is_half = source.view(torch.uint8).numpy(), source.dtype is torch.bfloat16
     if kernels.compiled is not None:
         array = (out.view(torch.int16) if out.dtype is torch.bfloat16 else out).numpy()
