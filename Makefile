@@ -72,8 +72,9 @@ clean:  ## what can be made again, but for .venv and runs
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-# One stamp per set of extras: as long as pyproject.toml does not change, nothing is asked of pip again.
-$(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python
+# One stamp per set of extras: as long as none of these changes, nothing is asked of pip again, and nothing compiled.
+COMPILED := $(wildcard yeto_torch/protocol/codec/*.[ch] syncer/merge/*.c)
+$(VENV)/.installed-%: pyproject.toml $(COMPILED) | $(VENV)/bin/python
 	@echo "installing yeto-torch[$*] into $(VENV) (the first time this downloads PyTorch: some minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
 	@touch $@
