@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.kernels import working
+
 settings.register_profile("suite", deadline=None)  # a busy machine must not make a property fail
 settings.load_profile("suite")
 
@@ -28,6 +30,13 @@ def own_environment(monkeypatch):
     for name in list(os.environ):
         if name.startswith("YETO_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module", params=["compiled", "numpy"])
+def either_way(request):
+    """Run a module's tests with the compiled kernels, and again with the code that stands in for them."""
+    with working(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -200,6 +200,11 @@ static Source *take_sources(Arrays *arrays, PyObject *list, Py_ssize_t count, Py
 {
     Source *table = PyMem_Calloc((size_t)count, sizeof *table);
     if (!table) return (Source *)PyErr_NoMemory();
+    if (count < 1) {
+        PyErr_SetString(PyExc_ValueError, "a list of no arrays");
+        PyMem_Free(table);
+        return NULL;
+    }
     for (Py_ssize_t k = 0; k < count; k++) {
         PyObject *item = PyList_GetItem(list, k);
         if (item) table[k] = take_source(arrays, item, *n);

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from yeto_torch.protocol.constants import MAX_MAGNITUDE
 from yeto_torch.snapshot import _PIECE, PART, Snapshots
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 SIZES = [0, 1, 7, PART - 1, PART, PART + 1, _PIECE, _PIECE + PART, 2 * _PIECE + 5]
 F32, BF16 = torch.float32, torch.bfloat16
 LOCALS = (F32, BF16, torch.float16, torch.float64)

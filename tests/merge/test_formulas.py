@@ -19,6 +19,8 @@ from yeto_torch.protocol.constants import MergeMode
 from yeto_torch.protocol.errors import LocalError, RunError
 from yeto_torch.protocol.layout import WireFragment
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 D0, D1 = [0.1, -0.2, 0.3], [-0.05, 0.4, 0.25]
 WEIGHTS = [learner_weight(4096, 24), learner_weight(2048, 12)]
 

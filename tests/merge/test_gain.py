@@ -17,6 +17,8 @@ from syncer.policy import DRIVE_LIMIT
 from yeto_torch.protocol.constants import MergeMode
 from yeto_torch.protocol.layout import WireFragment
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 E0, E1 = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 1.0, 0.0])
 
 

@@ -8,6 +8,8 @@ from yeto_torch.protocol import codec
 from yeto_torch.protocol.constants import WireDType
 from yeto_torch.protocol.errors import PeerError
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 CPU = torch.device("cpu")
 
 

@@ -19,6 +19,8 @@ from tests.support.sgd_oracle import compare_with_sgd
 from yeto_torch.protocol import codec
 from yeto_torch.protocol.errors import LocalError, RunError
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 TOP = float(torch.finfo(torch.float32).max)
 
 

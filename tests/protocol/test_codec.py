@@ -17,6 +17,8 @@ from yeto_torch.protocol.codec.sound import NUMPY_PIECE, PIECE
 from yeto_torch.protocol.constants import MAX_MAGNITUDE, WireDType
 from yeto_torch.protocol.errors import LocalError, PeerError
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 F32, BF16, Q4 = WireDType.F32, WireDType.BF16, WireDType.Q4
 BF16_MAX = 3.3895313892515355e38
 SIZES = [1, 2, 255, 256, 257, 1000, PIECE, PIECE + 1, 256 * q4.PIECE + 300]

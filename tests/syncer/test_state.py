@@ -12,6 +12,8 @@ from yeto_torch.protocol.constants import MergeMode, WireDType
 from yeto_torch.protocol.errors import LocalError, RunError
 from yeto_torch.protocol.layout import WireFragment, WireLayout, version_at
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 CPU = torch.device("cpu")
 LAYOUT = WireLayout(
     (
