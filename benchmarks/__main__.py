@@ -29,7 +29,11 @@ def main(argv: Sequence[str]) -> int:
     os.environ |= ONE_THREAD  # as every process that is measured; before numpy is imported, which asks once
     import torch
 
+    from syncer.merge import kernels
+
     torch.set_num_threads(1)
+    if kernels.compiled is None:
+        print("no compiled loops (README): merge, round, codec and scale are about half as good", file=sys.stderr)
     for name in options.names or FIGURES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         found += figures(name, size)

@@ -171,6 +171,8 @@ def report(figures: Sequence[Figure], size: Size, load: Sequence[float]) -> dict
     """The same as a JSON document, with what the reader must know of the machine."""
     import torch
 
+    from syncer.merge import kernels
+
     return {
         "size": size.value,
         "cores": os.cpu_count(),
@@ -178,6 +180,7 @@ def report(figures: Sequence[Figure], size: Size, load: Sequence[float]) -> dict
         "load_after": list(os.getloadavg()),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "compiled_loops": kernels.compiled is not None,
         "figures": [figure.to_json() for figure in figures],
     }
 

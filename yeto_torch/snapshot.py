@@ -21,6 +21,7 @@ from torch import Tensor
 from yeto_torch.protocol.codec import kernels
 from yeto_torch.protocol.codec.sound import PIECE as PART
 from yeto_torch.protocol.codec.sound import is_piece_sound
+from yeto_torch.protocol.errors import LocalError
 
 _Floats = npt.NDArray[np.float32]
 
@@ -76,6 +77,8 @@ class Snapshots:
                 if not kernels.subtract(values, part, is_half_base, target[start * behind : end * behind], is_half_out):
                     return False
                 start = end
+        if start != out.numel():
+            raise LocalError(f"a snapshot of {start} values into room for {out.numel()}")
         return True
 
     def _widened(self, tensor: Tensor) -> Iterator[_Floats]:

@@ -27,6 +27,24 @@ INLINE const f32 *load(Source source, Py_ssize_t first, Py_ssize_t size, float *
     return (const f32 *)room;
 }
 
+/* A sum of as many terms as there are stretches, in two levels: one after another they would lose a digit per ten. */
+typedef struct {
+    double whole, part;
+} Sum;
+
+enum { TERMS = 512 };
+
+INLINE void gather(Sum *sum, double term, Py_ssize_t first)
+{
+    sum->part += term;
+    if (first / STRETCH % TERMS == TERMS - 1) {
+        sum->whole += sum->part;
+        sum->part = 0.0;
+    }
+}
+
+INLINE double total(Sum sum) { return sum.whole + sum.part; }
+
 INLINE double folded(wide sums)
 {
     double sum = 0.0;
@@ -37,7 +55,7 @@ INLINE double folded(wide sums)
 /* Sums of products of two arrays x and y with themselves, each other and a reference r. */
 enum { XX, YY, XY, XR, YR, RR, SUMS };
 
-/* Adds those of one stretch; compiled once for each choice. Each product of two f32 is exact in f64. */
+/* Those of one stretch; compiled once for each choice. Each product of two f32 is exact in f64. */
 INLINE void products_of(const f32 *x, const f32 *y, const f32 *r, bool crossed, bool squared_r, Py_ssize_t n,
                         double *sums)
 {
@@ -53,11 +71,15 @@ INLINE void products_of(const f32 *x, const f32 *y, const f32 *r, bool crossed, 
         if (y && r) yr += b * c;
     }
     wide all[SUMS] = {xx, yy, xy, xr, yr, rr};
-    for (int s = 0; s < SUMS; s++) sums[s] += folded(all[s]);
+    for (int s = 0; s < SUMS; s++) sums[s] = folded(all[s]);
     for (; i < n; i++) {
         double a = x[i], b = y ? y[i] : 0.0, c = r ? r[i] : 0.0;
-        sums[XX] += a * a; sums[YY] += b * b; sums[XY] += a * b;
-        sums[XR] += a * c; sums[YR] += b * c; sums[RR] += squared_r ? c * c : 0.0;
+        sums[XX] += a * a;
+        if (y) sums[YY] += b * b;
+        if (y && crossed) sums[XY] += a * b;
+        if (r) sums[XR] += a * c;
+        if (r && squared_r) sums[RR] += c * c;
+        if (y && r) sums[YR] += b * c;
     }
 }
 
@@ -73,7 +95,7 @@ KERNEL void products_in(Source x, Source y, Source r, bool crossed, bool squared
     else if (!b) products_of(a, 0, c, false, false, size, sums);
     else if (!c && crossed) products_of(a, b, 0, true, false, size, sums);
     else if (!c) products_of(a, b, 0, false, false, size, sums);
-    else if (crossed) products_of(a, b, c, true, squared_r, size, sums);
+    else if (crossed) products_of(a, b, c, true, true, size, sums);
     else if (squared_r) products_of(a, b, c, false, true, size, sums);
     else products_of(a, b, c, false, false, size, sums);
 }
@@ -93,10 +115,10 @@ INLINE double squared(const float *values, Py_ssize_t n)
 }
 
 /* out = scale * (factors[0] * values[0] + factors[1] * values[1] + ...); the sum of its squares if ``measured``. */
-KERNEL double sum(float *out, const Source *values, const float *factors, Py_ssize_t count, float scale, bool measured,
+KERNEL double sum(f32 *out, const Source *values, const f32 *factors, Py_ssize_t count, float scale, bool measured,
                   Py_ssize_t n)
 {
-    double squares = 0.0;
+    Sum squares = {0.0, 0.0};
     float room[STRETCH], room_widened[STRETCH];
     bool is_large = 4 * n >= LARGE_BYTES;
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
@@ -111,47 +133,53 @@ KERNEL double sum(float *out, const Source *values, const float *factors, Py_ssi
         }
         if (scale != 1.0f)
             for (Py_ssize_t i = 0; i < size; i++) room[i] *= scale;
-        if (measured) squares += squared(room, size);
+        if (measured) gather(&squares, squared(room, size), first);
         store(out + first, room, 4 * size, is_large);
     }
     settle(is_large);
-    return squares;
+    return total(squares);
 }
 
-/* out = along * x + towards * y, reckoned in f64, every operation rounded by itself; the sum of its squares, unrounded. */
-KERNEL double blend(float *out, Source x, const f32 *y, double along, double towards, Py_ssize_t n)
+/* One stretch: out = along * x + towards * y in f64, every operation rounded by itself; the sum of its squares. */
+INLINE double blend_of(f32 *out, const f32 *x, const f32 *y, double along, double towards, Py_ssize_t n)
 {
-    double squares = 0.0;
+    wide squares = {0};
+    double rest = 0.0;
+    Py_ssize_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        wide value = widened(x + i) * along + widened(y + i) * towards;
+        squares += value * value;
+        for (int j = 0; j < LANES; j++) out[i + j] = (float)value[j];
+    }
+    for (; i < n; i++) {
+        double value = x[i] * along + y[i] * towards;
+        rest += value * value;
+        out[i] = (float)value;
+    }
+    return folded(squares) + rest;
+}
+
+KERNEL double blend(f32 *out, Source x, const f32 *y, double along, double towards, Py_ssize_t n)
+{
+    Sum squares = {0.0, 0.0};
     float room[STRETCH];
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
-        Py_ssize_t size = stretch(n - first), i = 0;
-        const f32 *a = load(x, first, size, room), *b = y + first;
-        float *to = out + first;
-        wide sums = {0};
-        for (; i + LANES <= size; i += LANES) {
-            wide value = widened(a + i) * along + widened(b + i) * towards;
-            sums += value * value;
-            for (int j = 0; j < LANES; j++) to[i + j] = (float)value[j];
-        }
-        squares += folded(sums);
-        for (; i < size; i++) {
-            double value = a[i] * along + b[i] * towards;
-            squares += value * value;
-            to[i] = (float)value;
-        }
+        Py_ssize_t size = stretch(n - first);
+        const f32 *a = load(x, first, size, room);
+        gather(&squares, blend_of(out + first, a, y + first, along, towards, size), first);
     }
-    return squares;
+    return total(squares);
 }
 
 /* Compiled once for each kind of copy that is made of the parameters on the way. */
-INLINE void step(float *params, float *momentum, const f32 *gradient, float lr, float mu, float *copy, u16 *rounded,
+INLINE void step(f32 *params, f32 *momentum, const f32 *gradient, float lr, float mu, f32 *copy, u16 *rounded,
                  Py_ssize_t n)
 {
     uint16_t room[STRETCH];
     bool is_large = n * (copy ? 4 : 2) >= LARGE_BYTES;
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
         Py_ssize_t size = stretch(n - first);
-        float *p = params + first, *m = momentum + first;
+        f32 *p = params + first, *m = momentum + first;
         const f32 *d = gradient + first;
         for (Py_ssize_t i = 0; i < size; i++) {
             float buffer = mu * m[i] + d[i];
@@ -165,17 +193,17 @@ INLINE void step(float *params, float *momentum, const f32 *gradient, float lr, 
     if (copy || rounded) settle(is_large);
 }
 
-KERNEL void step_alone(float *p, float *m, const f32 *d, float lr, float mu, Py_ssize_t n)
+KERNEL void step_alone(f32 *p, f32 *m, const f32 *d, float lr, float mu, Py_ssize_t n)
 {
     step(p, m, d, lr, mu, 0, 0, n);
 }
 
-KERNEL void step_and_copy(float *p, float *m, const f32 *d, float lr, float mu, float *copy, Py_ssize_t n)
+KERNEL void step_and_copy(f32 *p, f32 *m, const f32 *d, float lr, float mu, f32 *copy, Py_ssize_t n)
 {
     step(p, m, d, lr, mu, copy, 0, n);
 }
 
-KERNEL void step_and_round(float *p, float *m, const f32 *d, float lr, float mu, u16 *copy, Py_ssize_t n)
+KERNEL void step_and_round(f32 *p, f32 *m, const f32 *d, float lr, float mu, u16 *copy, Py_ssize_t n)
 {
     step(p, m, d, lr, mu, 0, copy, n);
 }
@@ -219,19 +247,35 @@ static Source *take_sources(Arrays *arrays, PyObject *list, Py_ssize_t count, Py
 
 /* Of ``count`` arrays and perhaps a reference, into ``count`` rows of SUMS, two arrays at a time: XX and XR of each. XY
  * only where there are just two, RR in the first row. */
-static void all_products(const Source *x, Py_ssize_t count, Source r, Py_ssize_t n, double *sums)
+static void all_products(const Source *x, Py_ssize_t count, Source r, Py_ssize_t n, Sum *sums)
 {
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
         for (Py_ssize_t k = 0; k < count; k += 2) {
-            Source y = k + 1 < count ? x[k + 1] : (Source){NULL, false};
-            double *row = sums + k * SUMS, *next = row + SUMS;
-            products_in(x[k], y, r, count == 2, k == 0, first, stretch(n - first), row);
-            if (y.at) {
-                next[XX] = row[YY];
-                next[XR] = row[YR];
-            }
+            bool is_alone = k + 1 == count;
+            Source y = is_alone ? (Source){NULL, false} : x[k + 1];
+            Sum *row = sums + k * SUMS, *next = row + SUMS;
+            double found[SUMS];
+            products_in(x[k], y, r, count == 2, k == 0, first, stretch(n - first), found);
+            gather(&row[XX], found[XX], first);
+            gather(&row[XY], found[XY], first);
+            gather(&row[XR], found[XR], first);
+            gather(&row[RR], found[RR], first);
+            if (is_alone) continue;
+            gather(&next[XX], found[YY], first);
+            gather(&next[XR], found[YR], first);
         }
     }
+}
+
+/* Sets item ``index``; NULL, and the list is gone, where there is no memory for it. */
+static PyObject *with_item(PyObject *list, Py_ssize_t index, Sum sum)
+{
+    PyObject *item = list ? PyFloat_FromDouble(total(sum)) : NULL;
+    if (!item || PyList_SetItem(list, index, item) < 0) {
+        Py_XDECREF(list);
+        return NULL;
+    }
+    return list;
 }
 
 static PyObject *products(PyObject *self, PyObject *args)
@@ -243,20 +287,22 @@ static PyObject *products(PyObject *self, PyObject *args)
     Arrays arrays;
     if (!begin(&arrays, count + 1)) return NULL;
     Source *x = take_sources(&arrays, vectors, count, &n), r = {NULL, false};
-    double *sums = PyMem_Calloc((size_t)count, SUMS * sizeof(double));
-    if (x && sums && (reference == Py_None || (r.at = take(&arrays, reference, 4 * n, false)))) {
-        UNLOCKED(4 * n * count, all_products(x, count, r, n, sums));
-        found = PyList_New(2 * count + 2);
-        for (Py_ssize_t k = 0; found && k < count; k++) {
-            PyList_SetItem(found, k, PyFloat_FromDouble(sums[k * SUMS + XX]));
-            PyList_SetItem(found, count + k, PyFloat_FromDouble(sums[k * SUMS + XR]));
+    if (x && reference != Py_None) r.at = take(&arrays, reference, 4 * n, false);
+    if (x && (r.at || reference == Py_None)) {
+        Sum *sums = PyMem_Calloc((size_t)count, SUMS * sizeof *sums);
+        if (!sums) PyErr_NoMemory();
+        else {
+            UNLOCKED(4 * n * count, all_products(x, count, r, n, sums));
+            found = PyList_New(2 * count + 2);
+            for (Py_ssize_t k = 0; k < count; k++) {
+                found = with_item(found, k, sums[k * SUMS + XX]);
+                found = with_item(found, count + k, sums[k * SUMS + XR]);
+            }
+            found = with_item(found, 2 * count, sums[XY]);
+            found = with_item(found, 2 * count + 1, sums[RR]);
         }
-        if (found) {
-            PyList_SetItem(found, 2 * count, PyFloat_FromDouble(sums[XY]));
-            PyList_SetItem(found, 2 * count + 1, PyFloat_FromDouble(sums[RR]));
-        }
+        PyMem_Free(sums);
     }
-    PyMem_Free(sums);
     PyMem_Free(x);
     return end(&arrays, found);
 }
@@ -271,9 +317,9 @@ static PyObject *weighted_sum(PyObject *self, PyObject *args)
     Py_ssize_t count = PyList_Size(vectors);
     Arrays arrays;
     if (!begin(&arrays, count + 2)) return NULL;
-    float *out = take(&arrays, target, -1, true);
+    f32 *out = take(&arrays, target, -1, true);
     Py_ssize_t n = out ? nbytes_taken(&arrays) / 4 : 0;
-    const float *own = out ? take(&arrays, factors, 4 * count, false) : NULL;
+    const f32 *own = out ? take(&arrays, factors, 4 * count, false) : NULL;
     Source *values = own ? take_sources(&arrays, vectors, count, &n) : NULL;
     if (values) {
         double squares = 0.0;
@@ -292,7 +338,7 @@ static PyObject *blended(PyObject *self, PyObject *args)
     Arrays arrays;
     if (!PyArg_ParseTuple(args, "OOOdd", &target, &first, &second, &along, &towards)) return NULL;
     if (!begin(&arrays, 3)) return NULL;
-    float *out = take(&arrays, target, -1, true);
+    f32 *out = take(&arrays, target, -1, true);
     Py_ssize_t size = out ? nbytes_taken(&arrays) : 0;
     Source x = {NULL, false};
     if (out) x = take_source(&arrays, first, size / 4);
@@ -310,9 +356,9 @@ static PyObject *nesterov_step(PyObject *self, PyObject *args)
     Arrays arrays;
     if (!PyArg_ParseTuple(args, "OOOffO", &params, &momentum, &gradient, &lr, &mu, &copy)) return NULL;
     if (!begin(&arrays, 4)) return NULL;
-    float *p = take(&arrays, params, -1, true);
+    f32 *p = take(&arrays, params, -1, true);
     Py_ssize_t size = p ? nbytes_taken(&arrays) : 0;
-    float *m = p ? take(&arrays, momentum, size, true) : NULL;
+    f32 *m = p ? take(&arrays, momentum, size, true) : NULL;
     const f32 *d = m ? take(&arrays, gradient, size, false) : NULL;
     void *to = d && copy != Py_None ? take(&arrays, copy, -1, true) : NULL;
     Py_ssize_t size_of_copy = to ? nbytes_taken(&arrays) : 0;

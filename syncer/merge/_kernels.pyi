@@ -1,6 +1,7 @@
 """Types of what _kernels.c offers. Arrays are contiguous f32 of one length n.
 
-Raises ValueError for lengths that do not match, BufferError for what is not contiguous or not to be written to.
+Raises ValueError for lengths that do not match; ValueError or BufferError, as the array has it, where it is not
+contiguous or not to be written to.
 """
 
 from typing import Any

@@ -88,18 +88,23 @@ def nesterov_step(
         behind, most = bounds.step(pieces.largest(gradient), lr, mu)
     if not most < _SAFE and not _stays_finite(params, momentum, gradient, lr, mu):
         raise RunError("the outer step would make parameters or momentum non-finite")
-    bounds.params, bounds.momentum = min(behind.params, MAX_MAGNITUDE), behind.momentum
-    if kernels.compiled is not None and params.device.type == "cpu" and most < MAX_MAGNITUDE:
+    is_plain = most < MAX_MAGNITUDE and max(abs(lr), abs(mu)) <= pieces.F32_MAX
+    if kernels.compiled is not None and params.device.type == "cpu" and is_plain:
         target = None if copy is None else copy.view(torch.uint8).numpy()
         kernels.compiled.nesterov_step(params.numpy(), momentum.numpy(), gradient.numpy(), lr, mu, target)
-        return
+    else:
+        _advance_all(params, momentum, gradient, lr, mu, not most < MAX_MAGNITUDE)
+        if copy is not None:
+            codec.copy(params, copy)
+    bounds.params, bounds.momentum = min(behind.params, MAX_MAGNITUDE), behind.momentum
+
+
+def _advance_all(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float, is_clipped: bool) -> None:
     room = pieces.scratch(params)
     for p, m, d in pieces.pieces(params, momentum, gradient):
         _advance(p, m, d, lr, mu, room[: len(d)])
-        if not most < MAX_MAGNITUDE:
+        if is_clipped:
             pieces.operations(p).clip(p, -MAX_MAGNITUDE, MAX_MAGNITUDE, out=p)
-    if copy is not None:
-        codec.copy(params, copy)
 
 
 def _stays_finite(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> bool:

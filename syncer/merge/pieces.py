@@ -31,7 +31,7 @@ from yeto_torch.protocol import codec
 CPU_PIECE = 1 << 16  # 256 KiB of f32, 512 KiB in f64: half the size costs a tenth more calls, double leaves the cache
 GPU_PIECE = 1 << 26  # a GPU has no such cache: launches should be few, scratch moderate (256 MiB)
 _F32_SHIFT = 2.0**64
-_F32_MAX = float(torch.finfo(torch.float32).max)
+F32_MAX = float(torch.finfo(torch.float32).max)
 
 Piece = Any
 """A numpy array or, on a GPU, a tensor, as ``operations`` takes them. Flat f32, memory of the tensor it is part of."""
@@ -254,7 +254,7 @@ def product(values: Piece, factor: float, out: Piece) -> Piece:
     product is ordinary, and infinity in its place would end the run for an input that is merely odd.
     """
     multiply = operations(out).multiply
-    if abs(factor) > _F32_MAX and math.isfinite(factor):
+    if abs(factor) > F32_MAX and math.isfinite(factor):
         values, factor = multiply(values, _rounded(_F32_SHIFT, out), out=out), factor / _F32_SHIFT
     return multiply(values, _rounded(factor, out), out=out)
 
@@ -308,7 +308,7 @@ def _summed(
     out: Tensor, values: Sequence[Values], factors: Sequence[float], factor: float, length: Norm | None
 ) -> bool:
     """Has it been done by a kernel? A factor beyond f32 is ``product``'s to take apart."""
-    if kernels.compiled is None or out.device.type != "cpu" or not max(map(abs, [factor, *factors])) <= _F32_MAX:
+    if kernels.compiled is None or out.device.type != "cpu" or not max(map(abs, [factor, *factors])) <= F32_MAX:
         return False
     arrays = [as_array(part) for part in values]
     square = kernels.compiled.weighted_sum(

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yeto_torch.protocol.constants import MAX_MAGNITUDE
+from yeto_torch.protocol.errors import LocalError
 from yeto_torch.snapshot import _PIECE, PART, Snapshots
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -45,6 +46,13 @@ def test_a_difference_has_the_bits_of_its_steps(numel, out, base, offset):
     target = torch.full((numel,), float("nan"), dtype=out)
     assert Snapshots().take([local], at(anchor, offset), target)
     assert same_bits(target, (local - anchor.float()).to(out))
+
+
+def test_tensors_that_are_too_few_for_their_room_are_an_error(either_way):
+    """The room may hold another answer's values, and would be sent."""
+    error = LocalError if either_way == "compiled" else StopIteration
+    with pytest.raises(error):
+        Snapshots().take([torch.ones(3)], None, torch.full((8,), 7.0))
 
 
 @pytest.mark.parametrize("numel", SIZES)

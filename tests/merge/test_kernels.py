@@ -66,6 +66,27 @@ def test_squares_beyond_f32_are_summed():
     assert pieces.norm(values[1::2].contiguous()) == pytest.approx(float(values[1]), rel=1e-15)
 
 
+def test_sums_of_many_even_terms_keep_their_digits():
+    """One after another, 16,384 stretches of the same sum would be off by 4e-13."""
+    values = torch.full((1 << 24,), 0.1)
+    square = float(values[0].double() ** 2)
+    found = pieces.products([values, values], values)
+    assert found.cross == pytest.approx(square * (1 << 24), rel=5e-14)
+    length = pieces.Norm(values)
+    pieces.weighted_sum(torch.empty_like(values), [values], [1.0], length=length)
+    assert length.value() == pytest.approx(math.sqrt(square * (1 << 24)), rel=5e-14)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_is_not_asked_for_is_zero(count):
+    for value in (1.0, float("inf")):
+        sums = compiled.products([np.full(7, value, np.float32)] * count, None)
+        assert sums[count : 2 * count] == [0.0] * count
+        assert (sums[2 * count] != 0) == (count == 2)
+        assert sums[-1] == 0.0
+    assert compiled.products([np.empty(0, np.float32)], None) == [0.0] * 4
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("numel", SIZES)
@@ -123,6 +144,17 @@ def test_the_outer_step_and_its_copy(numel, copy):
     if copy is not None:
         assert same(one[2], other[2])
         assert same(one[2], one[0].to(copy))
+
+
+def test_a_learning_rate_beyond_f32_is_taken_apart():
+    def work():
+        params, momentum = torch.zeros(4), torch.tensor([0.0, 1e-44, -3e-43, 0.0])
+        nesterov_step(params, momentum, torch.tensor([0.0, 0.0, 1e-44, 3e-44]), 1e39, 0.5)
+        return params
+
+    one, other = both_ways(work)
+    assert same(one, other)
+    assert bool(one.isfinite().all())
 
 
 def test_a_step_that_ends_at_the_largest_magnitude_copies_what_it_ends_at():

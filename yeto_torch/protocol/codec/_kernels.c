@@ -130,7 +130,7 @@ KERNEL int32_t bf16_less_bf16(const f32 *x, const u16 *b, u16 *o, Py_ssize_t n) 
 KERNEL int32_t bf16_alone(const f32 *x, u16 *o, Py_ssize_t n) { return distance(x, 0, 0, 0, o, n); }
 
 /* One whole block. ``level``: the seven ratios from which on a level is reached, least first. */
-INLINE void pack(const f32 *in, uint8_t *out, const float *level)
+INLINE void pack(const f32 *in, uint8_t *out, const f32 *level)
 {
     int32_t worst = 0;
     for (int i = 0; i < BLOCK; i++) worst = larger(worst, magnitude(bits_of(in[i])));
@@ -146,7 +146,7 @@ INLINE void pack(const f32 *in, uint8_t *out, const float *level)
     for (int i = 0; i < BLOCK / 2; i++) out[4 + i] = (uint8_t)(nibble[2 * i] | nibble[2 * i + 1] << 4);
 }
 
-KERNEL void pack_all(const f32 *in, uint8_t *out, Py_ssize_t n, const float *level)
+KERNEL void pack_all(const f32 *in, uint8_t *out, Py_ssize_t n, const f32 *level)
 {
     for (; n >= BLOCK; n -= BLOCK, in += BLOCK, out += BLOCK_BYTES) pack(in, out, level);
     if (n > 0) {
@@ -163,7 +163,7 @@ INLINE float unit(uint32_t nibble)
     return float_of((level ? (level + 120) << 23 : 0) | (nibble & 8) << 28);
 }
 
-KERNEL void unpack_all(const uint8_t *in, float *out, Py_ssize_t n, float sign)
+KERNEL void unpack_all(const uint8_t *in, f32 *out, Py_ssize_t n, float sign)
 {
     bool is_large = 4 * n >= LARGE_BYTES;
     for (Py_ssize_t first = 0; first < n; first += BLOCK, in += BLOCK_BYTES) {

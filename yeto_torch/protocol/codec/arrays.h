@@ -7,6 +7,10 @@
 #ifndef YETO_ARRAYS_H
 #define YETO_ARRAYS_H
 
+#ifdef __FAST_MATH__
+#error "fast math gives other bits on every machine"
+#endif
+
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000 /* one build for every Python from 3.11 on */
 #include <Python.h>
@@ -111,7 +115,7 @@ INLINE void *take(Arrays *arrays, PyObject *object, Py_ssize_t nbytes, bool writ
         PyErr_Format(PyExc_ValueError, "an array of %zd bytes where %zd belong", view->len, nbytes);
         return NULL;
     }
-    return view->buf;
+    return view->buf ? view->buf : (void *)arrays; /* of no bytes, and then nobody looks */
 }
 
 /* Of the array taken last. */

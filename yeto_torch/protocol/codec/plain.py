@@ -14,6 +14,7 @@ from torch import Tensor
 
 from yeto_torch.protocol.codec import kernels
 from yeto_torch.protocol.codec.sound import PIECE, check_finite, is_piece_sound
+from yeto_torch.protocol.errors import PeerError
 
 _CHECKED = 4 * PIECE  # values that are judged together: fewer calls, still in a cache
 _BF16_MAX = float(torch.finfo(torch.bfloat16).max)
@@ -46,6 +47,7 @@ def decode(source: Tensor, out: Tensor, negate: bool) -> None:
         array = (out.view(torch.int16) if out.dtype is torch.bfloat16 else out).numpy()
         if not kernels.compiled.decode(raw, array, is_half, negate):
             check_finite(source)
+            raise PeerError("tensor bytes changed while they were decoded")
         return
     if out.dtype is torch.bfloat16:
         check_finite(source)
