@@ -18,7 +18,6 @@ from syncer.planning.agenda import Agenda
 from syncer.planning.learner import Learner
 from syncer.planning.network import Pipe, Transfer, framed_bytes
 from syncer.planning.situation import (
-    BROADCAST_ANSWERS,
     MERGE_ANSWERS,
     OUTER_ANSWERS,
     Settings,
@@ -202,8 +201,6 @@ class Fleet:
     def _broadcast(self, effect: fx.Broadcast) -> None:
         started = self._later(0.0)
         spent = self._spent.pop(effect.version, None)
-        if spent is not None:  # else who joins is sent what is encoded already
-            self._compute(BROADCAST_ANSWERS, effect.fragment)
         self._work(len(effect.members) * self._situation.message_s)
         self.agenda.at(self._free_at, self._send_all, effect)
         if spent is not None:

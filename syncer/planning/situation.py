@@ -25,9 +25,9 @@ from yeto_torch.protocol.constants import MergeMode, WireDType
 from yeto_torch.protocol.layout import WireFragment, WireLayout
 
 NEVER = 10**9  # outer steps: a plan watches a run that goes on
-# In answers: the correction, the outer step on parameters and momentum, the broadcast.
-MERGE_ANSWERS, OUTER_ANSWERS, BROADCAST_ANSWERS = 1.5, 1.0, 0.5
-ROUND_ANSWERS = MERGE_ANSWERS + OUTER_ANSWERS + BROADCAST_ANSWERS
+# In answers: reading the momentum, and the outer step, on whose way the broadcast is made.
+MERGE_ANSWERS, OUTER_ANSWERS = 0.5, 1.5
+ROUND_ANSWERS = MERGE_ANSWERS + OUTER_ANSWERS
 _F32 = 4
 
 
@@ -55,7 +55,7 @@ class Situation:
         mtbf_s: mean time between failures of one learner; None = none fails.
         repair_s: until it is back.
         merge_rate: f32 bytes per second that the syncer's actor adds to a merge: what one answer more costs. All that a
-            round takes whoever answers, the outer step and encoding the broadcast included, is as much as
+            round takes whoever answers, the outer step and the broadcast's bytes included, is as much as
             ``ROUND_ANSWERS`` answers.
         message_s: what the syncer spends on a pull, an answer or a broadcast of one learner, however short.
         exchange_rate: f32 bytes per second that a learner subtracts or adopts on its training thread.
@@ -71,10 +71,10 @@ class Situation:
     mtbf_s: float | None = None
     repair_s: float = 300.0
     speeds: tuple[float, ...] = field(default=())
-    merge_rate: float = 2e9
+    merge_rate: float = 3e9
     message_s: float = 0.19e-3
-    exchange_rate: float = 2.5e9
-    encode_rate: float = 1e9
+    exchange_rate: float = 3.5e9
+    encode_rate: float = 2e9
 
     def speed(self, learner: int) -> float:
         return self.speeds[learner] if self.speeds else 1.0
@@ -94,11 +94,13 @@ def layout_of(situation: Situation, settings: Settings) -> WireLayout:
 def syncer_bytes(situation: Situation, settings: Settings) -> int:
     """Memory the syncer's tensors take when every answer of every round in flight is there.
 
-    Parameters and momentum; per round in flight the answers as bytes and decoded, a merged gradient and a broadcast.
+    Parameters and momentum; per round in flight the answers as bytes and decoded (bf16 stays bf16 with compiled loops),
+    a merged gradient and a broadcast.
     """
     layout = layout_of(situation, settings)
     decoded, bulk = layout.max_nbytes(WireDType.F32), layout.max_nbytes(settings.wire_dtype.bulk)
-    answer = layout.max_nbytes(settings.wire_dtype) + decoded
+    wire = layout.max_nbytes(settings.wire_dtype)
+    answer = wire + (wire if settings.wire_dtype is WireDType.BF16 else decoded)
     in_flight = min(settings.pipeline, len(layout))
     return 2 * _F32 * situation.parameters + in_flight * (situation.learners * answer + decoded + bulk)
 

@@ -32,8 +32,8 @@ def test_it_says_what_to_type_next(tmp_path, capsys):
     content = json.loads((tmp_path / "plan.json").read_text())
     assert content["settings"]["interval"] == 24
     assert 0 < content["forecast"]["goodput"] <= 1
-    assert content["memory"] == {"syncer_bytes": 136_000_000, "learner_bytes": 32_000_000}
-    assert "memory of tensors      syncer up to 136 MB, learner 32 MB beyond its model" in text
+    assert content["memory"] == {"syncer_bytes": 120_000_000, "learner_bytes": 32_000_000}
+    assert "memory of tensors      syncer up to 120 MB, learner 32 MB beyond its model" in text
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from yeto_torch.protocol.layout import WireFragment, WireLayout
 
 WIDTH, STEP_S, ROUNDS, WARM_UP = 256, 0.025, 160, 40
 PARAMETERS = 8 * WIDTH * WIDTH
-COPIES = 3.0  # of its f32 values that merging one answer more takes: docs/scaling.md
+COPIES = 2.3  # of its f32 values that merging one answer more takes: docs/scaling.md
 
 
 class Link:

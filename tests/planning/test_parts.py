@@ -149,9 +149,10 @@ class TestAdvice:
 def test_memory_is_the_state_and_the_rounds_in_flight(dtype, answer):
     fleet, settings = replace(LAN, parameters=8 * 256_000), Settings(dtype, pipeline=2)
     bulk = 4 if dtype is WireDType.F32 else 2
-    state, values = 8 * 8 * 256_000, 256_000
-    assert syncer_bytes(fleet, settings) == state + 2 * values * (2 * (answer + 4) + 4 + bulk)
-    assert syncer_bytes(fleet, replace(settings, fragments=1)) == state + 8 * values * (2 * (answer + 4) + 4 + bulk)
+    decoded = 2 if dtype is WireDType.BF16 else 4
+    state, values, one = 8 * 8 * 256_000, 256_000, 2 * (answer + decoded) + 4 + bulk
+    assert syncer_bytes(fleet, settings) == state + 2 * values * one
+    assert syncer_bytes(fleet, replace(settings, fragments=1)) == state + 8 * values * one
     assert learner_bytes(fleet, settings) == 8 * values * bulk + 2 * 4 * values
 
 
