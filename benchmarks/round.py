@@ -8,6 +8,8 @@ the later one has its result. Neither side computes anything in between.
     gloo      one all-reduce (sum) of one f32 tensor, torch.distributed; nothing else: no outer step, no fault tolerance
     torchft   DiLoCo.step with sync_every = 1: quorum, f32 all-reduce per tensor over gloo, vote, Nesterov outer step
     hivemind  averager in 8 bits both ways; from the trigger on, when the group has been found already
+
+And a limit, against gloo: the f32 bytes of such a round alone, over raw sockets (rivals/star.py).
 """
 
 from __future__ import annotations
@@ -46,6 +48,17 @@ def measure(size: Size, start: Launch = launch) -> Iterator[Figure]:
             theirs = _theirs(workers)
             mine, others = alternate(size.of(5, 3, 2), ours, theirs)
         yield Figure(name, against, "x", target, ratios(mine, others), both(mine, others))
+        if rival == "gloo":
+            yield _bytes_alone(numel, against, size, start)
+
+
+def _bytes_alone(numel: int, against: str, size: Size, start: Launch) -> Figure:
+    with Stage(start) as stage:
+        star = _theirs(_rivals(stage, numel, "star", None, LEARNERS + 1))
+        gloo = _theirs(_rivals(stage, numel, "gloo", None))
+        alone, others = alternate(size.of(5, 3, 2), star, gloo)
+    name = f"the bytes of that round alone, {millions(numel)}, raw sockets"
+    return Figure(name, against, "x", None, ratios(alone, others), both(alone, others))
 
 
 def _interpreter(rival: str) -> Path | None:
@@ -73,20 +86,21 @@ def _ours(stage: Stage, numel: int, wire: str, cycles: int) -> Callable[[], floa
     return cycle
 
 
-def _rivals(stage: Stage, numel: int, rival: str, python: Path | None) -> list[Worker]:
-    """Both ranks of the rival, starting."""
+def _rivals(stage: Stage, numel: int, rival: str, python: Path | None, world: int = LEARNERS) -> list[Worker]:
+    """All ranks of the rival, starting."""
     path = None if python is None else os.fspath(python)
     folder = os.fspath(stage.folder)
     return [
-        stage.worker(f"benchmarks.rivals.{rival}", path, numel=numel, rank=rank, world=LEARNERS, folder=folder)
-        for rank in range(LEARNERS)
+        stage.worker(f"benchmarks.rivals.{rival}", path, numel=numel, rank=rank, world=world, folder=folder)
+        for rank in range(world)
     ]
 
 
 def _theirs(workers: list[Worker]) -> Callable[[], float]:
     """Seconds of one sync of the rival, whenever it is called."""
     meeting = workers[0].ready()  # where the others find the first, if they must be told
-    workers[1].ready()
+    for worker in workers[1:]:
+        worker.ready()
     _ask_all(workers, "meet", at=meeting)
 
     def sync() -> float:

@@ -40,9 +40,11 @@ def test_a_figure_is_measured(name, start):
 
 def test_a_round_is_measured_against_gloo(start, monkeypatch):
     monkeypatch.setattr(whole_round, "RIVALS", [rival for rival in whole_round.RIVALS if rival[2] == "gloo"])
-    (figure,) = figures("round", Size.TINY, start)
+    figure, limit = figures("round", Size.TINY, start)
     assert harness.finite(figure)
-    assert figure.value > 0
+    assert harness.finite(limit)
+    assert min(figure.value, limit.value) > 0
+    assert (figure.target is None, limit.target is None) == (False, True)
 
 
 def test_rivals_that_are_not_installed_are_told_of(monkeypatch, tmp_path):
