@@ -11,7 +11,7 @@ from syncer.merge.correction import Corrected
 from syncer.merge.gain import sampled
 from syncer.merge.merge import merge_and_measure
 from syncer.merge.nesterov import nesterov_step
-from tests.support.kernels import working
+from tests.support.kernels import both_ways, same, working
 from yeto_torch.protocol.constants import MergeMode
 from yeto_torch.protocol.layout import WireFragment
 
@@ -26,17 +26,6 @@ F32, BF16 = torch.float32, torch.bfloat16
 def random(numel, seed, dtype=F32):
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(numel, generator=generator) * torch.randn(numel, generator=generator).exp()).to(dtype)
-
-
-def both_ways(work):
-    with working("compiled"):
-        one = work()
-    with working("numpy"):
-        return one, work()
-
-
-def same(one, other):
-    return one.dtype is other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtypes", [(F32,), (BF16,), (F32, F32), (BF16, BF16), (F32, BF16), (F32,) * 3, (BF16,) * 6])

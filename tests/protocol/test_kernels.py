@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.kernels import working
+from tests.support.kernels import both_ways, same
 from yeto_torch.protocol import codec
 from yeto_torch.protocol.codec import kernels, plain, q4
 from yeto_torch.protocol.constants import WireDType
@@ -55,17 +55,6 @@ def at(data, offset):
     held = held[start : start + len(data)]
     held[:] = np.frombuffer(data, np.uint8)
     return held.data
-
-
-def both_ways(work):
-    with working("compiled"):
-        one = work()
-    with working("numpy"):
-        return one, work()
-
-
-def same(one, other):
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 @built

@@ -25,60 +25,31 @@ KERNEL int32_t largest_bf16(const u16 *in, Py_ssize_t n)
     return (int32_t)worst << 16;
 }
 
-KERNEL int32_t copy_f32(const u32 *in, u32 *out, Py_ssize_t n, uint32_t flip)
+/* f32 (wide) or bf16 (half) to either, with the sign bits of ``flip``; compiled once for each kind. */
+INLINE int32_t convert(const u32 *wide, const u16 *half, u32 *out, u16 *out_half, Py_ssize_t n, uint32_t flip)
 {
     int32_t worst = 0;
     uint32_t room[STRETCH];
-    bool is_large = 4 * n >= LARGE_BYTES;
+    uint16_t room_half[STRETCH];
+    bool is_large = n * (out ? 4 : 2) >= LARGE_BYTES;
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
         Py_ssize_t size = stretch(n - first);
         for (Py_ssize_t i = 0; i < size; i++) {
-            uint32_t bits = in[first + i];
+            uint32_t bits = wide ? wide[first + i] : (uint32_t)half[first + i] << 16;
             worst = larger(worst, magnitude(bits));
-            room[i] = bits ^ flip;
+            if (out) room[i] = bits ^ flip;
+            else room_half[i] = (uint16_t)((bits ^ flip) >> 16);
         }
-        store(out + first, room, 4 * size, is_large);
+        if (out) store(out + first, room, 4 * size, is_large);
+        else store(out_half + first, room_half, 2 * size, is_large);
     }
     settle(is_large);
     return worst;
 }
 
-KERNEL int32_t widen(const u16 *in, u32 *out, Py_ssize_t n, uint32_t flip)
-{
-    int32_t worst = 0;
-    uint32_t room[STRETCH];
-    bool is_large = 4 * n >= LARGE_BYTES;
-    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
-        Py_ssize_t size = stretch(n - first);
-        for (Py_ssize_t i = 0; i < size; i++) {
-            uint32_t bits = (uint32_t)in[first + i] << 16;
-            worst = larger(worst, magnitude(bits));
-            room[i] = bits ^ flip;
-        }
-        store(out + first, room, 4 * size, is_large);
-    }
-    settle(is_large);
-    return worst;
-}
-
-KERNEL int32_t copy_bf16(const u16 *in, u16 *out, Py_ssize_t n, uint16_t flip)
-{
-    int16_t worst = 0;
-    uint16_t room[STRETCH];
-    bool is_large = 2 * n >= LARGE_BYTES;
-    for (Py_ssize_t first = 0; first < n; first += STRETCH) {
-        Py_ssize_t size = stretch(n - first);
-        for (Py_ssize_t i = 0; i < size; i++) {
-            uint16_t bits = in[first + i];
-            int16_t own = (int16_t)(bits & 0x7fff);
-            worst = own > worst ? own : worst;
-            room[i] = bits ^ flip;
-        }
-        store(out + first, room, 2 * size, is_large);
-    }
-    settle(is_large);
-    return (int32_t)worst << 16;
-}
+KERNEL int32_t copy_f32(const u32 *in, u32 *o, Py_ssize_t n, uint32_t flip) { return convert(in, 0, o, 0, n, flip); }
+KERNEL int32_t widen(const u16 *in, u32 *o, Py_ssize_t n, uint32_t flip) { return convert(0, in, o, 0, n, flip); }
+KERNEL int32_t copy_bf16(const u16 *in, u16 *o, Py_ssize_t n, uint32_t flip) { return convert(0, in, 0, o, n, flip); }
 
 /* Saturating; a NaN stays one. */
 KERNEL void narrow(const u32 *in, u16 *out, Py_ssize_t n)
@@ -206,7 +177,7 @@ static PyObject *decode(PyObject *self, PyObject *args)
     UNLOCKED(size, {
         if (!is_half) worst = copy_f32(in, out, size / 4, flip);
         else if (itemsize == 4) worst = widen(in, out, size / 4, flip);
-        else worst = copy_bf16(in, out, size / 2, (uint16_t)(flip >> 16));
+        else worst = copy_bf16(in, out, size / 2, flip);
     });
     return end(&arrays, PyBool_FromLong(worst <= LIMIT));
 }
