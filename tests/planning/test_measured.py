@@ -34,8 +34,12 @@ PARAMETERS = 8 * WIDTH * WIDTH
 COPIES = 2.3  # of its f32 values that merging one answer more takes: docs/scaling.md
 
 
+PACKET_BYTES, PACKET_S = 1460, 0.001  # of a fast line, what it carries in a millisecond
+LATE_S = 0.002  # what a late awakening may make up for
+
+
 class Link:
-    """A line of ``rate`` bytes per second each way, shared by all connections of one learner."""
+    """A line of ``rate`` bytes per second each way, shared by all connections of one learner, packet by packet."""
 
     def __init__(self, rate: float) -> None:
         self.rate, self.nbytes = rate, {True: 0, False: 0}
@@ -43,11 +47,14 @@ class Link:
         self._lock = threading.Lock()
 
     def __call__(self, _pipe: Pipe, up: bool, data: bytes) -> bytes:
-        with self._lock:
-            self.nbytes[up] += len(data)
-            self._free_at[up] = max(time.monotonic(), self._free_at[up]) + len(data) / self.rate
-            due = self._free_at[up]
-        time.sleep(max(0.0, due - time.monotonic()))
+        packet = max(PACKET_BYTES, int(self.rate * PACKET_S))
+        for at in range(0, len(data), packet):
+            nbytes = min(packet, len(data) - at)
+            with self._lock:
+                self.nbytes[up] += nbytes
+                self._free_at[up] = max(time.monotonic() - LATE_S, self._free_at[up]) + nbytes / self.rate
+                due = self._free_at[up]
+            time.sleep(max(0.0, due - time.monotonic()))
         return data
 
 
@@ -85,7 +92,6 @@ def test_a_plan_is_what_happens(processes, dtype, interval, rate, learners):
     ]  # fmt: skip
     steps = [child.wait_for(r"made (\d+) steps in ([\d.]+) s", 300.0) for child in children]
     step_s = sum(float(match[2]) / int(match[1]) for match in steps) / learners
-    made = sum(int(match[1]) for match in steps)
     for proxy in proxies:
         proxy.__exit__()
 
@@ -96,9 +102,11 @@ def test_a_plan_is_what_happens(processes, dtype, interval, rate, learners):
         "rounds_per_s": (len(lines) - 1) / seconds,
         "merged_share": merged / (learners * seconds / step_s),
         "round_s": sum(line["ms"] for line in lines) / len(lines) / 1000,
-        # the final cut and the first weights are not the steady state a plan is about
-        "sent_per_step": (sum(link.nbytes[True] for link in links) - _starting(dtype)) / made,
     }
+    # bytes of a round, without the first weights; steps before the first round and behind the last are not the steady
+    # state a plan is about
+    round_bytes = (sum(link.nbytes[True] for link in links) - _starting(dtype)) / ROUNDS
+    measured["sent_per_step"] = round_bytes * measured["rounds_per_s"] * step_s / learners
     situation = Situation(PARAMETERS, learners, step_s, rate, 1e9, latency_s=0.001)
     planned = forecast(situation, Settings(dtype, 8, interval, learners))
     for name, value in measured.items():
