@@ -20,7 +20,7 @@ def measure(size: Size, start: Launch = launch) -> Iterator[Figure]:
     """All fleets stand ready at once and take turns; those that do not have theirs keep silent."""
     values = size.of(32_000_000, 4_000_000, 64_000)  # answered per round by all together: half a million by each of 64
     counts = size.of((2, 8, 32, 64), (2, 8, 32, 64), (2, 4))
-    rounds = size.of(24, 16, 4)
+    rounds = size.of(24, 8, 4)
     with Stage(start) as stage, ExitStack() as fleets:
         sides = []
         for learners, syncer in [(learners, stage.syncer(learners)) for learners in counts]:
