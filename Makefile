@@ -73,7 +73,7 @@ clean:  ## what can be made again, but for .venv and runs
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # One stamp per set of extras: as long as none of these changes, nothing is asked of pip again, and nothing compiled.
-COMPILED := $(wildcard yeto_torch/protocol/codec/*.[ch] syncer/merge/*.c)
+COMPILED := $(wildcard yeto_torch/wire/codec/*.[ch] syncer/merge/*.c)
 $(VENV)/.installed-%: pyproject.toml $(COMPILED) | $(VENV)/bin/python
 	@echo "installing yeto-torch[$*] into $(VENV) (the first time this downloads PyTorch: some minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"

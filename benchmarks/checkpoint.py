@@ -13,7 +13,7 @@ from benchmarks.model import millions
 from benchmarks.stage import Launch, Stage, launch
 from syncer.checkpoint.files import write_checkpoint
 from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
-from yeto_torch.protocol.layout import version_at
+from yeto_torch.wire.layout import version_at
 
 FRAGMENTS = 8
 PIECE_BYTES = 8 * 1024 * 1024

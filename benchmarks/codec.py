@@ -9,8 +9,8 @@ import torch
 from benchmarks.harness import Figure, Size, Target, alternate, both, ratios, seconds
 from benchmarks.model import millions
 from benchmarks.stage import Launch, launch
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.constants import WireDType
+from yeto_torch.wire import codec
+from yeto_torch.wire.constants import WireDType
 
 TARGETS = {WireDType.Q4: Target(12, 6), WireDType.BF16: Target(2, 1.2)}
 

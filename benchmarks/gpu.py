@@ -19,11 +19,11 @@ from benchmarks.model import Matrices, millions
 from benchmarks.stage import Launch, launch
 from syncer.merge import decode_gradient, merge_fragment
 from syncer.state import GlobalState
-from yeto_torch.exchange import Exchange
 from yeto_torch.fragments import bind, build_layout
-from yeto_torch.protocol.codec import encode
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import WireFragment, WireLayout
+from yeto_torch.learner.exchange import Exchange
+from yeto_torch.wire.codec import encode
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import WireFragment, WireLayout
 
 MEMBERS = 2
 

@@ -19,7 +19,7 @@ from benchmarks import proc
 from benchmarks.model import Matrices
 from benchmarks.worker import Parent
 from yeto_torch import YetoOuterOptimizer
-from yeto_torch.syncs import Sync
+from yeto_torch.learner.syncs import Sync
 
 PAUSE_S = 0.002
 MOVED = 1024  # values per tensor

@@ -19,8 +19,8 @@ from benchmarks.model import Matrices, millions
 from benchmarks.peers import Fleet
 from benchmarks.stage import Launch, Stage, launch
 from syncer.merge import kernels
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import WireFragment, WireLayout
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import WireFragment, WireLayout
 
 FRAGMENTS = 8
 LEARNERS = 2

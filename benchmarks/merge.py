@@ -16,8 +16,8 @@ from benchmarks.model import millions
 from benchmarks.stage import Launch, launch
 from syncer.merge import merge_and_measure, nesterov_step
 from syncer.merge.nesterov import Bounds
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import WireFragment
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import WireFragment
 
 TARGET = Target(0.4, 0.7, more_is_better=True)
 TENSORS = 24

@@ -13,12 +13,12 @@ import socket
 from collections.abc import Callable
 
 from benchmarks.harness import clock
-from yeto_torch.protocol.constants import Direction, WireDType
-from yeto_torch.protocol.frames import Frame, FrameReader
-from yeto_torch.protocol.layout import WireLayout
-from yeto_torch.protocol.limits import GroupLimits
-from yeto_torch.protocol.messages import BcastFragment, Buffer, Hello, InitParams, PullReq, PushFragment, decode, encode
-from yeto_torch.transport.sockets import Stream, tune
+from yeto_torch.wire.constants import Direction, WireDType
+from yeto_torch.wire.frames import Frame, FrameReader
+from yeto_torch.wire.layout import WireLayout
+from yeto_torch.wire.limits import GroupLimits
+from yeto_torch.wire.messages import BcastFragment, Buffer, Hello, InitParams, PullReq, PushFragment, decode, encode
+from yeto_torch.wire.transport.sockets import Stream, tune
 
 WAIT_S = 300.0
 _BYTES = {WireDType.F32: b"\x00\x00\x00\x3c", WireDType.BF16: b"\x00\x3c"}  # the value 0.0078, over and over

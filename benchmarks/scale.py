@@ -9,8 +9,8 @@ from benchmarks.harness import Figure, Size, Target, alternate, ratios
 from benchmarks.model import millions
 from benchmarks.peers import Fleet
 from benchmarks.stage import Launch, Stage, launch
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import WireFragment, WireLayout
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import WireFragment, WireLayout
 
 FRAGMENTS = 8
 DTYPE = WireDType.BF16

@@ -15,12 +15,12 @@ from threading import Event, Lock
 from benchmarks.harness import Figure, Size, Target, alternate, both, ratios, seconds
 from benchmarks.raw import Raw
 from benchmarks.stage import WAIT_S, Launch, Stage, launch
-from yeto_torch.protocol.constants import Direction, MergeMode, WireDType
-from yeto_torch.protocol.layout import WireFragment, WireLayout
-from yeto_torch.protocol.limits import GroupLimits
-from yeto_torch.protocol.messages import BcastFragment, Heartbeat, Message, PullReq, PushFragment
-from yeto_torch.transport.group import Closed, Group
-from yeto_torch.transport.sockets import tune
+from yeto_torch.wire.constants import Direction, MergeMode, WireDType
+from yeto_torch.wire.layout import WireFragment, WireLayout
+from yeto_torch.wire.limits import GroupLimits
+from yeto_torch.wire.messages import BcastFragment, Heartbeat, Message, PullReq, PushFragment
+from yeto_torch.wire.transport.group import Closed, Group
+from yeto_torch.wire.transport.sockets import tune
 
 STREAMS = 4
 FRAGMENTS = 8

@@ -8,12 +8,12 @@ from threading import Thread
 from benchmarks.raw import Raw
 from benchmarks.wire import FRAGMENTS, STREAMS, Tally, layout_of
 from benchmarks.worker import Parent
-from yeto_torch.protocol.constants import Direction, WireDType
-from yeto_torch.protocol.layout import WireLayout
-from yeto_torch.protocol.limits import GroupLimits
-from yeto_torch.protocol.messages import BcastFragment, Heartbeat, Message, PullReq, PushFragment
-from yeto_torch.transport.group import Group
-from yeto_torch.transport.sockets import tune
+from yeto_torch.wire.constants import Direction, WireDType
+from yeto_torch.wire.layout import WireLayout
+from yeto_torch.wire.limits import GroupLimits
+from yeto_torch.wire.messages import BcastFragment, Heartbeat, Message, PullReq, PushFragment
+from yeto_torch.wire.transport.group import Group
+from yeto_torch.wire.transport.sockets import tune
 
 
 class SyncerEnd:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from syncer.merge import decode_gradient
-from yeto_torch.protocol.codec import encode
-from yeto_torch.protocol.constants import WireDType
+from yeto_torch.wire.codec import encode
+from yeto_torch.wire.constants import WireDType
 
 BLOCK = 256
 _CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 Decides the traces and what counts as goodput: local steps whose progress is in the model at the end, against those of
 the same fleet when none of its machines fails. So goodput is what failures cost, and nothing else. That a fleet merges
 H - 1 of H steps even where nobody fails is a cost of another kind (parity pays it) and told beside it, as
-``of_ideal``: the same steps against all that the machines could make. The decoupled fleet is ``syncer.planning``'s: the
+``of_ideal``: the same steps against all that the machines could make. The decoupled fleet is ``syncer.plan``'s: the
 real coordinator over learners made of numbers, at the product's defaults. It must not know margins.
 
 Synchronous training makes a step only when all (stalled) or all who are left (elastic) take part, and loses nothing
@@ -26,8 +26,8 @@ from functools import cache
 from typing import Any
 
 from experiments.specs import Trace
-from syncer.planning.fleet import Fleet
-from syncer.planning.situation import Settings, Situation
+from syncer.plan.fleet import Fleet
+from syncer.plan.situation import Settings, Situation
 
 RESTART = 5.0  # steps: to notice, to form the group anew, to load the last state
 STEP_S = 1.0  # virtual seconds; only ratios count

@@ -24,7 +24,7 @@ from typing import Any
 from experiments.processes import START_S, STARTED, children, start_learner, start_module, start_syncer
 from experiments.specs import Kills
 from syncer.tape import merges
-from yeto_torch.processes import Child, Children, Exited, Line
+from yeto_torch.launcher.processes import Child, Children, Exited, Line
 
 FRAGMENTS = 4
 NEVER = 10**9

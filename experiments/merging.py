@@ -14,12 +14,12 @@ from torch import Tensor
 
 from experiments.codecs import decode_answer
 from experiments.configs import Fleet
+from syncer.config.policy import IsoScale
 from syncer.merge import correction_of, flatten_spectrum, merge_fragment
 from syncer.merge.gain import answers_of, outer_momentum
-from syncer.policy import IsoScale
 from yeto_torch.fragments import build_layout
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import Layout, WireFragment
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import Layout, WireFragment
 
 
 def layout_for(fleet: Fleet, shapes: Sequence[tuple[str, tuple[int, ...]]], average: str | None) -> Layout:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from yeto_torch.processes import Child, Children, Exited, Line
+from yeto_torch.launcher.processes import Child, Children, Exited, Line
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 120.0

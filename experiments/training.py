@@ -21,8 +21,8 @@ from experiments.merging import layout_for
 from experiments.tasks import Stream, Task, evaluate, loss_of, make_task
 from experiments.world import Learner, World
 from yeto_torch import YetoOuterOptimizer
-from yeto_torch.exchange import Exchange
 from yeto_torch.fragments import bind, collect
+from yeto_torch.learner.exchange import Exchange
 
 WARM_UP = 0.05  # of the run, linear
 FLOOR = 0.1  # of the peak, where the cosine ends

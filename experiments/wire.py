@@ -17,9 +17,9 @@ from experiments.relay import Relay
 from experiments.specs import Wire
 from experiments.tasks import make_task
 from experiments.world import BCAST_HEAD, PUSH_HEAD
-from syncer.planning.network import framed_bytes
-from yeto_torch.protocol.constants import WireDType
-from yeto_torch.protocol.layout import WireLayout
+from syncer.plan.network import framed_bytes
+from yeto_torch.wire.constants import WireDType
+from yeto_torch.wire.layout import WireLayout
 
 F32, BF16 = 4, 2
 RUN_S = 600.0

@@ -26,15 +26,15 @@ from experiments.codecs import answer_dtype, bulk_of, encode_answer
 from experiments.configs import Fleet
 from experiments.merging import aligned_gain, decoded, momentum_coefficient, outer_gradient
 from syncer.merge import learner_weight
-from syncer.planning.network import framed_bytes
+from syncer.plan.network import framed_bytes
 from syncer.state import GlobalState
-from yeto_torch.effects import Adopt, Respond
-from yeto_torch.exchange import Exchange
 from yeto_torch.fragments import bind, collect
-from yeto_torch.protocol.codec import decode, encode
-from yeto_torch.protocol.layout import Layout
-from yeto_torch.protocol.messages import BcastFragment, PullReq
-from yeto_torch.session import Session
+from yeto_torch.learner.effects import Adopt, Respond
+from yeto_torch.learner.exchange import Exchange
+from yeto_torch.learner.session import Session
+from yeto_torch.wire.codec import decode, encode
+from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.messages import BcastFragment, PullReq
 
 PUSH_HEAD, BCAST_HEAD = 48, 12  # bytes of a message before its tensor
 

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from syncer.arguments import parse
+from syncer.config.arguments import parse
 
 log = logging.getLogger("syncer")
 
@@ -27,8 +27,8 @@ def main(argv: list[str]) -> int:
     """Returns the exit code: 2 for a configuration error, else what the run returns."""
     for number in (signal.SIGINT, signal.SIGTERM):  # until run() installs its own: nothing is open yet, so just leave
         signal.signal(number, lambda *_: os._exit(130))
-    from syncer.compose import as_yaml, compose, typed  # after the handlers: Hydra takes a while
-    from syncer.config import SYNCER, profile_record, validate, warnings
+    from syncer.config.compose import as_yaml, compose, typed  # after the handlers: Hydra takes a while
+    from syncer.config.keys import SYNCER, profile_record, validate, warnings
 
     try:
         arguments = parse(argv, "python -m syncer", _DESCRIPTION, lambda: SYNCER)

@@ -23,6 +23,7 @@ import torch
 
 from syncer.checkpoint.files import write_checkpoint, write_marker
 from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
+from syncer.config.policy import WARNED_DRIVE, SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Identity
@@ -32,14 +33,13 @@ from syncer.core.ledger import LedgerRow
 from syncer.final_state import write_final_state
 from syncer.merge.gain import outer_momentum
 from syncer.merger import Merged, Merger, MergerEvent, PoolDrained
-from syncer.policy import WARNED_DRIVE, SyncerPolicy
 from syncer.progress import Progress
 from syncer.server import Server
 from syncer.state import GlobalState
 from syncer.tape import Tape
-from yeto_torch.protocol.errors import RunError, StateError
-from yeto_torch.protocol.layout import Layout
-from yeto_torch.protocol.messages import BcastFragment, FinalFragment, FinalManifest, PullReq, Shutdown
+from yeto_torch.wire.errors import RunError, StateError
+from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.messages import BcastFragment, FinalFragment, FinalManifest, PullReq, Shutdown
 
 log = logging.getLogger("syncer")
 

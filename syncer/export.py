@@ -16,10 +16,10 @@ from pathlib import Path
 
 from syncer.checkpoint.files import read_checkpoint, read_marker, write_atomically
 from syncer.checkpoint.format import Snapshot
+from syncer.config.policy import IsoBackend
 from syncer.final_state import NamedTensor, Shapes, named_shapes, safetensors_parts, split
-from syncer.policy import IsoBackend
-from yeto_torch.protocol.errors import StateError
-from yeto_torch.protocol.layout import Layout
+from yeto_torch.wire.errors import StateError
+from yeto_torch.wire.layout import Layout
 
 USAGE = "python -m syncer.export checkpoint=PATH [layout=PATH] [output=PATH.safetensors]"
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from syncer.checkpoint.files import POSIX, Disk, write_atomically
 from syncer.checkpoint.format import Buffer, pieces
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.errors import LocalError, StateError
-from yeto_torch.protocol.layout import Layout, WireFragment, WireLayout
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.errors import LocalError, StateError
+from yeto_torch.wire.layout import Layout, WireFragment, WireLayout
 
 if TYPE_CHECKING:
     import torch

@@ -19,16 +19,16 @@ from typing import cast
 
 import torch
 
+from syncer.config.policy import IsoBackend, SyncerPolicy
 from syncer.core import effects as fx
 from syncer.merge.correction import correction_of
 from syncer.merge.gain import Alignment, Answers, answers_of
 from syncer.merge.iso import flatten_spectrum
 from syncer.merge.merge import merge_and_measure, total_norm
-from syncer.policy import IsoBackend, SyncerPolicy
 from syncer.svd.pool import Delivered, Poisoned, PoolEvent, SvdPool
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.errors import StateError
-from yeto_torch.protocol.layout import WireFragment, WireLayout
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.errors import StateError
+from yeto_torch.wire.layout import WireFragment, WireLayout
 
 
 @dataclass(frozen=True, slots=True)

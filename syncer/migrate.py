@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from syncer.checkpoint.files import read_checkpoint, write_checkpoint
+from syncer.config.policy import IsoBackend
 from syncer.export import key_values, run_command
-from syncer.policy import IsoBackend
-from yeto_torch.protocol.errors import StateError
+from yeto_torch.wire.errors import StateError
 
 USAGE = (
     "python -m syncer.migrate checkpoint=PATH fingerprint=64_HEX_DIGITS backend=scalar|torch-svd "

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from syncer.policy import SyncerPolicy
+from syncer.config.policy import SyncerPolicy
 
 if TYPE_CHECKING:
     from syncer.terminal import Panel

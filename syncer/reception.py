@@ -15,15 +15,15 @@ from threading import Lock, Semaphore
 
 import torch
 
+from syncer.config.policy import SyncerPolicy
 from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.merge.intake import decode_gradient
 from syncer.merge.merge import total_norm
 from syncer.merge.weights import learner_weight
-from syncer.policy import SyncerPolicy
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.errors import PeerError
-from yeto_torch.protocol.messages import (
+from yeto_torch.wire import codec
+from yeto_torch.wire.errors import PeerError
+from yeto_torch.wire.messages import (
     BudgetDone,
     FinalAck,
     Heartbeat,

@@ -18,17 +18,17 @@ from syncer.actor import Actor, clock
 from syncer.checkpoint import files
 from syncer.checkpoint.format import CheckpointFacts, Snapshot
 from syncer.checkpoint.resume import Refuse, at_hello, at_start
+from syncer.config.policy import CheckpointPolicy, SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.coordinator import Coordinator, ResumePoint
 from syncer.descriptors import allow_many_descriptors
-from syncer.policy import CheckpointPolicy, SyncerPolicy
 from syncer.server import Server
 from syncer.state import resolve_device
 from syncer.tape import Tape
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.errors import RunError, StateError
-from yeto_torch.protocol.layout import WireLayout
+from yeto_torch.wire import codec
+from yeto_torch.wire.errors import RunError, StateError
+from yeto_torch.wire.layout import WireLayout
 
 log = logging.getLogger("syncer")
 

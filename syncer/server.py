@@ -28,28 +28,28 @@ from threading import Condition, Lock, Semaphore, Thread
 
 import torch
 
+from syncer.config.policy import SecurityPolicy, SyncerPolicy
 from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.core.ration import Ration, remark
 from syncer.descriptors import max_descriptors
-from syncer.policy import SecurityPolicy, SyncerPolicy
 from syncer.reception import Decoding, Post, Reception
-from yeto_torch.protocol.buffers import Spare
-from yeto_torch.protocol.constants import Direction, MessageType
-from yeto_torch.protocol.errors import LocalError, PeerError, RunError
-from yeto_torch.protocol.frames import Frame
-from yeto_torch.protocol.layout import WireLayout
-from yeto_torch.protocol.limits import FirstFrameLimits, GroupLimits
-from yeto_torch.protocol.messages import (
+from yeto_torch.wire.buffers import Spare
+from yeto_torch.wire.constants import Direction, MessageType
+from yeto_torch.wire.errors import LocalError, PeerError, RunError
+from yeto_torch.wire.frames import Frame
+from yeto_torch.wire.layout import WireLayout
+from yeto_torch.wire.limits import FirstFrameLimits, GroupLimits
+from yeto_torch.wire.messages import (
     DataHello,
     Hello,
     Message,
     decode,
     decode_hello,
 )
-from yeto_torch.transport.group import Closed, Group
-from yeto_torch.transport.sockets import Socket, read_first_frame, refuse
-from yeto_torch.transport.tls import NotTlsError, TlsError, TlsFileError, TlsSocket, server_context
+from yeto_torch.wire.transport.group import Closed, Group
+from yeto_torch.wire.transport.sockets import Socket, read_first_frame, refuse
+from yeto_torch.wire.transport.tls import NotTlsError, TlsError, TlsFileError, TlsSocket, server_context
 
 log = logging.getLogger("syncer")
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from syncer.merge.nesterov import Bounds, nesterov_step
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.constants import WireDType
-from yeto_torch.protocol.errors import LocalError, RunError
-from yeto_torch.protocol.layout import WireLayout
+from yeto_torch.wire import codec
+from yeto_torch.wire.constants import WireDType
+from yeto_torch.wire.errors import LocalError, RunError
+from yeto_torch.wire.layout import WireLayout
 
 _DTYPES = {WireDType.F32: torch.float32, WireDType.BF16: torch.bfloat16}  # broadcasts travel in no other
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from yeto_torch.protocol.errors import LocalError, StateError
+from yeto_torch.wire.errors import LocalError, StateError
 
 _LINE_LIMIT_BYTES = 64 * 1024 * 1024  # a longer "line" is another kind of file
 

@@ -5,7 +5,7 @@
     optimizer = YetoOuterOptimizer(optimizer, model.named_parameters())
 
 The names below are imported when they are first used. ``import yeto_torch`` alone therefore loads no torch, and the
-syncer, which shares ``yeto_torch.protocol`` and ``yeto_torch.transport``, never loads the learner.
+syncer, which shares ``yeto_torch.wire`` and ``yeto_torch.wire.transport``, never loads the learner.
 """
 
 from importlib import import_module
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from yeto_torch.config import LearnerConfig
-    from yeto_torch.final import load_final
+    from yeto_torch.launcher.final import load_final
+    from yeto_torch.learner.syncs import Sync
     from yeto_torch.optimizer import YetoOuterOptimizer
-    from yeto_torch.protocol.errors import (
+    from yeto_torch.wire.errors import (
         ConnectionLostError,
         LocalError,
         NonFiniteError,
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
         StateError,
         YetoError,
     )
-    from yeto_torch.protocol.layout import Layout
-    from yeto_torch.syncs import Sync
+    from yeto_torch.wire.layout import Layout
 
 __version__ = "0.1.0"
 
@@ -50,9 +50,9 @@ __all__ = [
 _HOME = {
     "YetoOuterOptimizer": "yeto_torch.optimizer",
     "LearnerConfig": "yeto_torch.config",
-    "Layout": "yeto_torch.protocol.layout",
-    "Sync": "yeto_torch.syncs",
-    "load_final": "yeto_torch.final",
+    "Layout": "yeto_torch.wire.layout",
+    "Sync": "yeto_torch.learner.syncs",
+    "load_final": "yeto_torch.launcher.final",
 }
 
 
@@ -61,7 +61,7 @@ if not TYPE_CHECKING:  # a type checker should see the imports above, not an att
     def __getattr__(name):
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_HOME.get(name, "yeto_torch.protocol.errors")), name)
+        value = getattr(import_module(_HOME.get(name, "yeto_torch.wire.errors")), name)
         globals()[name] = value
         return value
 

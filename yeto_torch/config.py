@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from yeto_torch.local_rules import LOCAL, LocalRules
-from yeto_torch.protocol.constants import HASH_BYTES, MAX_STREAMS, U32_MAX, U64_MAX, WireDType
-from yeto_torch.protocol.layout import contract_hash
-from yeto_torch.protocol.profile import ProfileRecord, record_of
+from yeto_torch.learner.syncs import OnSync
+from yeto_torch.offline.rules import LOCAL, LocalRules
 from yeto_torch.security import client_tls, read_key, tls_from
-from yeto_torch.syncs import OnSync
-from yeto_torch.transport.tls import ClientTls
+from yeto_torch.wire.constants import HASH_BYTES, MAX_STREAMS, U32_MAX, U64_MAX, WireDType
+from yeto_torch.wire.layout import contract_hash
+from yeto_torch.wire.profile import ProfileRecord, record_of
+from yeto_torch.wire.transport.tls import ClientTls
 
 log = logging.getLogger("yeto_torch")
 _ENVIRONMENT = {

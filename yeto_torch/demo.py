@@ -11,9 +11,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from yeto_torch.fleet import INTERRUPTED
-from yeto_torch.folder import RunFolder, new_run_dir
-from yeto_torch.protocol.errors import YetoError
+from yeto_torch.launcher.fleet import INTERRUPTED
+from yeto_torch.launcher.folder import RunFolder, new_run_dir
+from yeto_torch.wire.errors import YetoError
 
 CONFIGURATION = 2
 

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
 
 NamedParameters = nn.Module | Iterable[tuple[str, nn.Parameter]]
 

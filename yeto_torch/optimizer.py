@@ -17,20 +17,20 @@ from typing import Any
 
 import torch
 
-from yeto_torch.assembly import Assembly
 from yeto_torch.config import LearnerConfig, disabled
-from yeto_torch.folder import save_layout
-from yeto_torch.follower import Follower
 from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of, raw_names
-from yeto_torch.island import enlist
-from yeto_torch.learner import Learner
-from yeto_torch.local import LocalLearner
-from yeto_torch.protocol.errors import RunError
-from yeto_torch.protocol.layout import Layout
-from yeto_torch.shards import check_shards, check_wrapping, resharding
-from yeto_torch.stats import Stats
-from yeto_torch.syncs import OnSync
-from yeto_torch.team import Team
+from yeto_torch.launcher.folder import save_layout
+from yeto_torch.learner.learner import Learner
+from yeto_torch.learner.shards import check_shards, check_wrapping, resharding
+from yeto_torch.learner.stats import Stats
+from yeto_torch.learner.syncs import OnSync
+from yeto_torch.offline.local import LocalLearner
+from yeto_torch.ranks.follower import Follower
+from yeto_torch.ranks.group import Team
+from yeto_torch.ranks.leader import enlist
+from yeto_torch.ranks.rendezvous import Assembly
+from yeto_torch.wire.errors import RunError
+from yeto_torch.wire.layout import Layout
 from yeto_torch.wrapper import Closure, OptimizerWrapper, value_of
 
 

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from yeto_torch.fleet import start
-from yeto_torch.folder import RunFolder, new_run_dir
-from yeto_torch.launch import Launch, Secrets, key_of
-from yeto_torch.protocol.errors import RunError
+from yeto_torch.launcher.fleet import start
+from yeto_torch.launcher.folder import RunFolder, new_run_dir
+from yeto_torch.launcher.launch import Launch, Secrets, key_of
+from yeto_torch.wire.errors import RunError
 
 CONFIGURATION = 2
 _SECRETS = {"hmac_key_file": "--hmac-key-file", "tls_cert": "--tls-cert", "tls_key": "--tls-key", "tls_ca": "--tls-ca"}

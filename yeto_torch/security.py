@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from yeto_torch.transport.tls import ClientTls, TlsFileError, client_context
+from yeto_torch.wire.transport.tls import ClientTls, TlsFileError, client_context
 
 _VARIABLES = {"ca": "YETO_TLS_CA", "cert": "YETO_TLS_CERT", "key": "YETO_TLS_KEY"}
 _ARGUMENTS = {name: f"tls {name}" for name in _VARIABLES}

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Protocol
 
 from syncer.checkpoint.format import Buffer, Snapshot, parse, write_parts
-from yeto_torch.protocol.constants import U64_MAX
-from yeto_torch.protocol.errors import StateError
+from yeto_torch.wire.constants import U64_MAX
+from yeto_torch.wire.errors import StateError
 
 _MARKER = re.compile(rb"YETO_FINAL_V1\nglobal_step=(0|[1-9][0-9]{0,19})\n")
 _MARKER_LIMIT_BYTES = 64

@@ -24,9 +24,9 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from yeto_torch.protocol.constants import HASH_BYTES, U32_MAX, U64_MAX
-from yeto_torch.protocol.errors import LocalError, StateError
-from yeto_torch.protocol.layout import version_at
+from yeto_torch.wire.constants import HASH_BYTES, U32_MAX, U64_MAX
+from yeto_torch.wire.errors import LocalError, StateError
+from yeto_torch.wire.layout import version_at
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 FileVersion: TypeAlias = Literal[1, 2, 3]

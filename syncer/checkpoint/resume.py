@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from syncer.checkpoint.format import CheckpointFacts
-from syncer.policy import IsoBackend
-from yeto_torch.protocol.layout import WireLayout
+from syncer.config.policy import IsoBackend
+from yeto_torch.wire.layout import WireLayout
 
 
 @dataclass(frozen=True, slots=True)

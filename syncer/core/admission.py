@@ -18,11 +18,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from syncer.config.policy import SessionPolicy
 from syncer.core.events import Member
-from syncer.policy import SessionPolicy
-from yeto_torch.protocol.constants import WireDType
-from yeto_torch.protocol.layout import WireLayout
-from yeto_torch.protocol.messages import Hello
+from yeto_torch.wire.constants import WireDType
+from yeto_torch.wire.layout import WireLayout
+from yeto_torch.wire.messages import Hello
 
 _GENERATIONS = 16_384  # at the fastest pace of redialling, of the last four hours
 

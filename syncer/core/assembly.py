@@ -11,8 +11,8 @@ Source: rulings on the syncer, assembling.
 
 from __future__ import annotations
 
+from syncer.config.policy import SyncerPolicy
 from syncer.core.events import Member
-from syncer.policy import SyncerPolicy
 
 
 class Assembly:

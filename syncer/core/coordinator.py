@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from syncer.config.policy import SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Admission, ResumeCheck
@@ -32,8 +33,7 @@ from syncer.core.ledger import Ledger, LedgerRow
 from syncer.core.ration import Ration, remark
 from syncer.core.rejections import Rejections
 from syncer.core.roster import Roster
-from syncer.policy import SyncerPolicy
-from yeto_torch.protocol.constants import MessageType
+from yeto_torch.wire.constants import MessageType
 
 _COMINGS = 256  # joins and leaves told per minute; four per learner if that is more
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from syncer.core.events import Member, PushArrived
 from syncer.core.ledger import LedgerRow
-from yeto_torch.protocol.messages import Hello
+from yeto_torch.wire.messages import Hello
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from yeto_torch.protocol.constants import MessageType
-from yeto_torch.protocol.messages import Hello
+from yeto_torch.wire.constants import MessageType
+from yeto_torch.wire.messages import Hello
 
 
 class Member(NamedTuple):

@@ -12,6 +12,7 @@ Source: protocol v4, rounds and pipelined commits; rulings on the syncer.
 
 from __future__ import annotations
 
+from syncer.config.policy import SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core.events import Member, PushArrived
 from syncer.core.guard import outliers
@@ -22,7 +23,6 @@ from syncer.core.record import merge_line
 from syncer.core.rejections import Rejections
 from syncer.core.rounds import Rejection, Round, RoundState
 from syncer.core.schedule import Schedule
-from syncer.policy import SyncerPolicy
 
 Effects = list[fx.Effect]
 _RETRIES = 256  # told per minute

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from syncer.core.events import PushArrived
-from yeto_torch.protocol.constants import U64_MAX
+from yeto_torch.wire.constants import U64_MAX
 
 Entry = tuple[int, int, int]
 LedgerRow = tuple[int, int, int, int]

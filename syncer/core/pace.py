@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from syncer.config.policy import SchedulePolicy
 from syncer.core.events import Member
-from syncer.policy import SchedulePolicy
 
 
 class Pace:

@@ -10,7 +10,7 @@ from typing import Any
 
 from syncer.core.events import Member, PushArrived
 from syncer.core.rounds import Round
-from yeto_torch.protocol.constants import PROTOCOL_VERSION
+from yeto_torch.wire.constants import PROTOCOL_VERSION
 
 
 def merge_line(round_: Round, rejected: dict[str, int]) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from syncer.config.policy import SchedulePolicy
 from syncer.core.events import Member
 from syncer.core.pace import Pace
 from syncer.core.rounds import Round, RoundState
-from syncer.policy import SchedulePolicy
-from yeto_torch.protocol.layout import version_at
+from yeto_torch.wire.layout import version_at
 
 
 class Schedule:

@@ -4,7 +4,7 @@
  * taken in another order than BLAS takes them, always the same one on every processor: LANES sums side by side, then
  * those from left to right. What the functions compute is said in kernels.py. */
 
-#include "../../yeto_torch/protocol/codec/arrays.h"
+#include "../../yeto_torch/wire/codec/arrays.h"
 
 enum { LANES = 4 };
 

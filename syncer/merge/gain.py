@@ -38,9 +38,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from syncer.config.policy import DRIVE_LIMIT
 from syncer.merge import pieces
 from syncer.merge.weights import total_weight
-from syncer.policy import DRIVE_LIMIT
 
 BLOCKS = 64
 SHORTEST_BLOCK, LONGEST_BLOCK = 64, 256  # values

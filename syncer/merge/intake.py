@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from syncer.merge import kernels
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.constants import WireDType
+from yeto_torch.wire import codec
+from yeto_torch.wire.constants import WireDType
 
 
 def decode_gradient(data: codec.Buffer, numel: int, dtype: WireDType, device: torch.device) -> Tensor:

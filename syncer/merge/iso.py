@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch documents it, its type information does not
 
+from syncer.config.policy import IsoScale
 from syncer.merge import pieces
 from syncer.merge.average import average
 from syncer.merge.pieces import Values
-from syncer.policy import IsoScale
-from yeto_torch.protocol.errors import RunError
+from yeto_torch.wire.errors import RunError
 
 Spectrum: TypeAlias = Callable[[Tensor], Tensor]
 """[rows, cols] f32 -> [rows, cols] f32 with a flat spectrum, on any device."""

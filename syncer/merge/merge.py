@@ -20,9 +20,9 @@ from syncer.merge.iso import Spectrum, flatten_spectrum, isotropic_average
 from syncer.merge.pieces import Values
 from syncer.merge.rda import radial_directional_average
 from syncer.merge.weights import total_weight
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.errors import LocalError
-from yeto_torch.protocol.layout import WireFragment
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.errors import LocalError
+from yeto_torch.wire.layout import WireFragment
 
 
 def merge_fragment(

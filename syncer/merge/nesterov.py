@@ -21,9 +21,9 @@ from torch import Tensor
 
 from syncer.merge import kernels, pieces
 from syncer.merge.pieces import Piece
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.constants import MAX_MAGNITUDE
-from yeto_torch.protocol.errors import LocalError, RunError
+from yeto_torch.wire import codec
+from yeto_torch.wire.constants import MAX_MAGNITUDE
+from yeto_torch.wire.errors import LocalError, RunError
 
 _SAFE = 2.0**126  # magnitudes bounded by this cannot reach infinity by rounding
 _ROUNDING = 1.0 + 2.0**-18  # what f32 may add to a bound, or to a norm, that is reckoned in f64

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from syncer.merge import kernels
-from yeto_torch.protocol import codec
+from yeto_torch.wire import codec
 
 CPU_PIECE = 1 << 16  # 256 KiB of f32, 512 KiB in f64: half the size costs a tenth more calls, double leaves the cache
 GPU_PIECE = 1 << 26  # a GPU has no such cache: launches should be few, scratch moderate (256 MiB)

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from syncer.policy import IsoScale
+from syncer.config.policy import IsoScale
 from syncer.svd import framing
 from syncer.svd.framing import Request, Status
-from yeto_torch.protocol.errors import StateError
+from yeto_torch.wire.errors import StateError
 
 WORKER = (sys.executable, "-P", "-m", "syncer.svd.worker")
 _PIPE_BYTES = 1 << 20  # asked for, not needed: fewer switches between the two ends

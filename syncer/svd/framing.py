@@ -18,8 +18,8 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from syncer.policy import IsoScale
-from yeto_torch.protocol.errors import StateError
+from syncer.config.policy import IsoScale
+from yeto_torch.wire.errors import StateError
 
 HEADER_BYTES = 40
 MAX_NUMEL = 1 << 33  # 32 GiB in f32; beyond what one decomposition can take

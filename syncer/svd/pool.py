@@ -25,11 +25,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from syncer.policy import IsoScale, SvdPolicy
+from syncer.config.policy import IsoScale, SvdPolicy
 from syncer.svd import framing
 from syncer.svd import ledger as lg
 from syncer.svd.child import WORKER, Child
-from yeto_torch.protocol.errors import LocalError, StateError
+from yeto_torch.wire.errors import LocalError, StateError
 
 log = logging.getLogger("syncer")
 

@@ -14,7 +14,7 @@ import signal
 import sys
 
 from syncer.svd import framing
-from yeto_torch.protocol.errors import RunError, StateError
+from yeto_torch.wire.errors import RunError, StateError
 
 _PR_SET_PDEATHSIG = 1
 

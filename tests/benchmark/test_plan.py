@@ -8,10 +8,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from syncer.bench.config import BENCHMARK, make_plan
-from syncer.bench.experiment import default_learner, free_port, override
-from syncer.compose import compose, typed, typed_as
-from syncer.config import RULES, validate
+from syncer.benchmark.config import BENCHMARK, make_plan
+from syncer.benchmark.experiment import default_learner, free_port, override
+from syncer.config.compose import compose, typed, typed_as
+from syncer.config.keys import RULES, validate
 
 FLEET = ("learners=2", "budget_steps=48")
 

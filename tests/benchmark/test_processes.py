@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from syncer.bench.processes import Children, Ended, Signalled
+from syncer.benchmark.processes import Children, Ended, Signalled
 
 WAIT_S = 60.0
 # Python, since a shell may miss a signal between two commands

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.bench.report import document, holds, table
-from syncer.bench.verdict import Evidence, Process, Saved, judge, stretches
-from yeto_torch.protocol.errors import StateError
-from yeto_torch.protocol.layout import version_at
+from syncer.benchmark.report import document, holds, table
+from syncer.benchmark.verdict import Evidence, Process, Saved, judge, stretches
+from yeto_torch.wire.errors import StateError
+from yeto_torch.wire.layout import version_at
 
 BUDGET, TOKENS = 48, {0: 1536, 1: 768, 2: 1}
 IDENTITY = (1, b"\x11" * 32, b"\x22" * 32)

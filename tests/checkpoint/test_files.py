@@ -27,7 +27,7 @@ from syncer.checkpoint.files import (
 from syncer.checkpoint.format import FragmentRecord
 from tests.support.checkpoints import V1, V2, V3, V3_BARE, VECTORS, content, damaged, f32, golden_snapshot
 from tests.support.fake_disk import FakeDisk, PowerCutError
-from yeto_torch.protocol.errors import LocalError, StateError
+from yeto_torch.wire.errors import LocalError, StateError
 
 TARGET = Path("/disk/state.ckpt")
 OLD = V3

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from syncer.checkpoint.format import PIECE_BYTES
 from syncer.final_state import NamedTensor, safetensors_parts, write_final_state
 from tests.support.fake_disk import FakeDisk
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.errors import LocalError, StateError
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor, WireFragment, WireLayout
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.errors import LocalError, StateError
+from yeto_torch.wire.layout import Fragment, Layout, Tensor, WireFragment, WireLayout
 
 LAYOUT = Layout(
     (

@@ -32,8 +32,8 @@ from tests.support.checkpoints import (
     golden_snapshot,
     parse_bytes,
 )
-from yeto_torch.protocol.errors import LocalError, StateError
-from yeto_torch.protocol.layout import version_at
+from yeto_torch.wire.errors import LocalError, StateError
+from yeto_torch.wire.layout import version_at
 
 DAMAGED = dict(damaged())
 U32, U64 = 2**32 - 1, 2**64 - 1

@@ -6,8 +6,8 @@ import pytest
 
 from syncer.checkpoint.format import CheckpointFacts
 from syncer.checkpoint.resume import Refuse, Resume, at_hello, at_start
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import WireFragment, WireLayout
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import WireFragment, WireLayout
 
 FP, OTHER, CONTRACT = b"\x01" * 32, b"\x02" * 32, b"\x03" * 32
 V3 = CheckpointFacts(3, 1, FP, CONTRACT, 6, (4, 6))

@@ -23,7 +23,7 @@ from tests.support.peer import Peer
 from tests.support.processes import WAIT_S, Processes
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.fragments import collect, layout_of
-from yeto_torch.protocol.layout import contract_hash
+from yeto_torch.wire.layout import contract_hash
 
 Inner = torch.optim.Optimizer | list[torch.optim.Optimizer]
 RUN_ID = "contract"

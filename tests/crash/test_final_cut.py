@@ -16,9 +16,9 @@ from tests.support.processes import until
 from tests.support.proxy import CutError, Proxy
 from tests.support.toy import toy
 from yeto_torch.fragments import build_layout
-from yeto_torch.protocol.constants import MessageType
-from yeto_torch.protocol.layout import contract_hash
-from yeto_torch.protocol.messages import FinalFragment, FinalManifest, PullReq
+from yeto_torch.wire.constants import MessageType
+from yeto_torch.wire.layout import contract_hash
+from yeto_torch.wire.messages import FinalFragment, FinalManifest, PullReq
 
 RUN_ID = "the end"
 LAYOUT = build_layout([(name, tuple(p.shape)) for name, p in toy(0).named_parameters()], fragments=3)

@@ -19,8 +19,8 @@ from tests.support.processes import until
 from tests.support.proxy import Halfway, Proxy
 from tests.support.toy import flat, toy
 from yeto_torch.fragments import build_layout
-from yeto_torch.protocol.constants import MessageType
-from yeto_torch.protocol.layout import contract_hash
+from yeto_torch.wire.constants import MessageType
+from yeto_torch.wire.layout import contract_hash
 
 RUN = {"run_id": "deaths", "fragments": 3, "wire_dtype": "f32"}
 AT_ONCE_S = 2.0  # a relaunch on a busy machine; every limit is a minute

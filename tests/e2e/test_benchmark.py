@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from syncer.bench.experiment import override
+from syncer.benchmark.experiment import override
 from tests.support.processes import child_environment, until
 from yeto_torch.demos.digits import Digits
-from yeto_torch.final import load_final
+from yeto_torch.launcher.final import load_final
 
 SCRIPT = str(Path(__file__).parent.parent / "support" / "budget_train.py")
 FAST = ("schedule.sync_interval_steps=4", "schedule.grace_ms=50", "merge.device=cpu")

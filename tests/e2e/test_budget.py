@@ -20,9 +20,9 @@ from tests.support.processes import until
 from tests.support.replay import Replay, to_bf16
 from tests.support.toy import flat, loss_of, toy
 from yeto_torch import YetoOuterOptimizer
-from yeto_torch.protocol.constants import MAGIC, MergeMode, MessageType, WireDType
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
-from yeto_torch.protocol.messages import BudgetDone, FinalManifest, InitParams, PullReq
+from yeto_torch.wire.constants import MAGIC, MergeMode, MessageType, WireDType
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.messages import BudgetDone, FinalManifest, InitParams, PullReq
 
 BUDGET = 20
 WRITTEN = "learner-budget cutoff checkpoint written"

@@ -13,19 +13,19 @@ from contextlib import suppress
 
 import pytest
 
+import yeto_torch.doctor.__main__ as doctor
 from tests.support.certificates import Authority
 from tests.support.learners import SCRIPT
 from tests.support.processes import ROOT, WAIT_S, child_environment
 from tests.support.proxy import Proxy
-from yeto_torch import doctor
-from yeto_torch.diagnosis.listener import Listener
-from yeto_torch.diagnosis.meter import _Meter
-from yeto_torch.diagnosis.probe import LISTENER, Said, ask
-from yeto_torch.protocol.constants import MAGIC, MessageType
-from yeto_torch.protocol.errors import PeerError
-from yeto_torch.protocol.messages import Error, PullReq, decode_hello, encode
-from yeto_torch.transport.sockets import read_first_frame
-from yeto_torch.transport.tls import server_context
+from yeto_torch.doctor.listener import Listener
+from yeto_torch.doctor.meter import _Meter
+from yeto_torch.doctor.probe import LISTENER, Said, ask
+from yeto_torch.wire.constants import MAGIC, MessageType
+from yeto_torch.wire.errors import PeerError
+from yeto_torch.wire.messages import Error, PullReq, decode_hello, encode
+from yeto_torch.wire.transport.sockets import read_first_frame
+from yeto_torch.wire.transport.tls import server_context
 
 KEY = b"the key of this fleet"
 
@@ -319,14 +319,14 @@ def test_a_narrow_line_is_measured_as_narrow(listen, examine):
 
 
 def test_a_caller_that_stays_keeps_nobody_out_for_long(listen, examine, monkeypatch):
-    monkeypatch.setattr("yeto_torch.diagnosis.listener._ALL_S", 0.5)
+    monkeypatch.setattr("yeto_torch.doctor.listener._ALL_S", 0.5)
     address = listen()
     host, port = address.split(":")
     staying = _Meter((host, int(port)), None, None, 0)
     try:
         with pytest.raises(ConnectionError):
             staying._wait(lambda: False, WAIT_S)
-        monkeypatch.setattr("yeto_torch.diagnosis.listener._ALL_S", WAIT_S)
+        monkeypatch.setattr("yeto_torch.doctor.listener._ALL_S", WAIT_S)
         assert examine("--syncer", address, "--seconds", "0.2")[0] == 0
     finally:
         staying.close()

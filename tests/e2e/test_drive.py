@@ -9,13 +9,13 @@ import signal
 import numpy as np
 import pytest
 
+from syncer.config.policy import DRIVE_LIMIT
 from syncer.core.drive import MERGES
-from syncer.policy import DRIVE_LIMIT
 from tests.support.files import saved
 from tests.support.peer import Peer, random_values
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
-from yeto_torch.protocol.messages import BcastFragment
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.messages import BcastFragment
 
 LAYOUT = Layout((Fragment(MergeMode.AVG, (Tensor("a", (40,)),)), Fragment(MergeMode.RDA, (Tensor("b", (6, 7)),))))
 KEYS = ("schedule.sync_interval_steps=0", "schedule.pipeline=1", "schedule.grace_ms=0", "merge.delta_correction=none")

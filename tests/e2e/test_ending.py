@@ -14,9 +14,9 @@ import pytest
 from tests.support.files import saved_step
 from tests.support.peer import Peer, random_values
 from tests.support.processes import until
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
-from yeto_torch.protocol.messages import BcastFragment, FinalAck, PullReq, encode
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.messages import BcastFragment, FinalAck, PullReq, encode
 
 LAYOUT = Layout((Fragment(MergeMode.AVG, (Tensor("a", (40,)),)), Fragment(MergeMode.RDA, (Tensor("b", (6, 7)),))))
 MATRIX = Layout((Fragment(MergeMode.ISO, (Tensor("m", (6, 6)),)),))

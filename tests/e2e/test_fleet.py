@@ -14,7 +14,7 @@ from tests.support.learners import Learner, same_weights, training, wait_all
 from tests.support.processes import until
 from tests.support.proxy import Proxy
 from tests.support.toy import toy
-from yeto_torch.protocol.messages import BcastFragment, FinalFragment, InitParams, PushFragment
+from yeto_torch.wire.messages import BcastFragment, FinalFragment, InitParams, PushFragment
 
 AT_ONCE_S = 1.5  # far below the limits, which are a minute here; a redial alone takes more than a second
 

@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from tests.protocol.hostile import Attack, Ends, Scene, attacks
 from tests.support.hostile_run import Run
 from tests.support.processes import until
 from tests.support.stranger import Intruder, Wire, fresh_generation
-from yeto_torch.protocol.constants import WireDType
+from tests.wire.hostile import Attack, Ends, Scene, attacks
+from yeto_torch.wire.constants import WireDType
 
 HANDSHAKE_S = 3  # long for a socket on this machine, short for a test
 RSS_SLACK_BYTES = 32 << 20  # what the allocator keeps of 200 threads' comings and goings

@@ -21,8 +21,8 @@ from tests.support.replay import decode, to_bf16
 from tests.support.toy import flat, loss_of, toy
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.fragments import build_layout
-from yeto_torch.protocol.constants import WireDType
-from yeto_torch.protocol.messages import BcastFragment, PushFragment
+from yeto_torch.wire.constants import WireDType
+from yeto_torch.wire.messages import BcastFragment, PushFragment
 
 WAIT_S = 60.0
 LR = 0.05

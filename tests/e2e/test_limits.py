@@ -12,14 +12,14 @@ import time
 
 import pytest
 
-from tests.protocol.hostile import data_hello, hello
 from tests.support.hostile_run import Run
 from tests.support.processes import until
 from tests.support.stranger import Intruder, Wire, fresh_generation
 from tests.support.support_net_wire import frame
-from yeto_torch.protocol.constants import Direction, MergeMode, WireDType
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
-from yeto_torch.protocol.limits import GroupLimits
+from tests.wire.hostile import data_hello, hello
+from yeto_torch.wire.constants import Direction, MergeMode, WireDType
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.limits import GroupLimits
 
 KIB, MIB = 1 << 10, 1 << 20
 BOMB = frame(

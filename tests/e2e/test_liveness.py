@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.peer import Peer, random_values
 from tests.support.processes import until
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
-from yeto_torch.protocol.messages import BcastFragment, Heartbeat, Hello, encode
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.messages import BcastFragment, Heartbeat, Hello, encode
 
 SMALL = Layout((Fragment(MergeMode.AVG, (Tensor("a", (4,)),)),))
 LARGE = Layout((Fragment(MergeMode.AVG, (Tensor("a", (4_000_000,)),)),))

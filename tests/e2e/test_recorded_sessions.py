@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.peer import Journal, Peer, random_values
 from tests.support.replay import Replay, decode, to_bf16
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
 
 SMALL, LARGE = 230, 2300  # rows of the embedding; LARGE makes it 4.7 MB of f32: two chunks
 

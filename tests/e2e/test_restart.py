@@ -12,9 +12,9 @@ import pytest
 from tests.support.files import saved, saved_step
 from tests.support.peer import Journal, Peer, random_values
 from tests.support.processes import until
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
-from yeto_torch.protocol.messages import BcastFragment
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.messages import BcastFragment
 
 LAYOUT = Layout((Fragment(MergeMode.AVG, (Tensor("a", (40,)),)), Fragment(MergeMode.RDA, (Tensor("b", (6, 7)),))))
 KEYS = ("schedule.sync_interval_steps=0", "schedule.pipeline=1", "schedule.grace_ms=0", "checkpoint.resume=auto")

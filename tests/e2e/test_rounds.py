@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.peer import Peer, random_values
 from tests.support.processes import until
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
-from yeto_torch.protocol.messages import BcastFragment, PullReq
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.messages import BcastFragment, PullReq
 
 AT_ONCE_S = 1.0  # what must not wait for any limit; the limits here are a minute
 SLACK_S = 2.0  # a busy machine may be late, never early

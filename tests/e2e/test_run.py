@@ -15,8 +15,8 @@ import torch
 
 from yeto_torch import fleet, load_final
 from yeto_torch import run as launcher
-from yeto_torch.processes import Children, Exited, Line
-from yeto_torch.protocol.errors import StateError
+from yeto_torch.launcher.processes import Children, Exited, Line
+from yeto_torch.wire.errors import StateError
 
 DEADLINE_S = 120.0
 KEYS = ["preset=direct", "schedule.sync_interval_steps=0", "merge.device=cpu"]
@@ -305,7 +305,7 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(capfd, script, arguments, c
 
 
 def test_two_launchers_do_not_share_a_folder(capfd, tmp_path, script):
-    from yeto_torch.folder import RunFolder
+    from yeto_torch.launcher.folder import RunFolder
 
     with RunFolder(tmp_path / "run").held():
         code, _, err = run(capfd, tmp_path / "run", script)

@@ -15,9 +15,9 @@ from torch import nn
 from tests.support.learners import SCRIPT, start_script
 from tests.support.peer import Peer, random_values
 from yeto_torch import Layout, YetoOuterOptimizer
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.errors import ConnectionLostError, RefusedError
-from yeto_torch.protocol.layout import Fragment, Tensor
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.errors import ConnectionLostError, RefusedError
+from yeto_torch.wire.layout import Fragment, Tensor
 
 
 def one_line(running):

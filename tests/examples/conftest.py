@@ -8,7 +8,7 @@ import torch
 from syncer.tape import merges
 from tests.support.processes import Processes, processes, zygote  # noqa: F401 - fixtures
 from yeto_torch import load_final
-from yeto_torch.folder import RunFolder
+from yeto_torch.launcher.folder import RunFolder
 
 
 @pytest.fixture

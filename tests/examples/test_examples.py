@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.examples.conftest import tokens_per_step
 from yeto_torch import load_final
 from yeto_torch import run as launcher
-from yeto_torch.folder import RunFolder
+from yeto_torch.launcher.folder import RunFolder
 
 KEYS = ["total_steps=16", "schedule.sync_interval_steps=4", "merge.device=cpu"]
 

@@ -18,8 +18,8 @@ from experiments.tasks import Characters, loss_of
 from experiments.training import inner_optimizer, lr_at
 from experiments.world import Learner, World
 from yeto_torch import YetoOuterOptimizer
-from yeto_torch.exchange import Exchange
 from yeto_torch.fragments import bind, collect
+from yeto_torch.learner.exchange import Exchange
 
 WAIT_S = 120.0
 ROUNDS, PEAK = 24, 4e-3

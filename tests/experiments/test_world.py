@@ -10,10 +10,10 @@ from experiments.codecs import decode_answer, encode_answer
 from experiments.configs import Fleet, Training, key_of, plain, training
 from experiments.merging import aligned_gain, layout_for, outer_gradient
 from experiments.world import Learner, World
-from syncer.policy import DRIVE_LIMIT
+from syncer.config.policy import DRIVE_LIMIT
 from yeto_torch.fragments import bind
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import WireFragment
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import WireFragment
 
 TARGETS = torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.1, -1.0]])
 

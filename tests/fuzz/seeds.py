@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.fuzz.targets import LAYOUT
 from tests.support.checkpoints import V1, V2, V3, V3_BARE
 from tests.support.support_net_wire import CASES, HELLO_G, chunks
-from yeto_torch.protocol.constants import Direction
-from yeto_torch.protocol.messages import encode
+from yeto_torch.wire.constants import Direction
+from yeto_torch.wire.messages import encode
 
 _CORPUS = Path(__file__).parent / "corpus"
 

@@ -27,15 +27,16 @@ from syncer.core import events as ev
 from syncer.tape import Tape, merges, read_tape
 from tests.support.builders import Desk, syncer_policy
 from tests.support.checkpoints import content
-from yeto_torch.effects import Adopt, Install
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.chunks import Reassembler
-from yeto_torch.protocol.constants import MAX_MAGNITUDE, Direction, MergeMode, MessageType, WireDType
-from yeto_torch.protocol.errors import PeerError, StateError
-from yeto_torch.protocol.frames import Frame, FrameReader, SliceTable
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
-from yeto_torch.protocol.limits import FirstFrameLimits, GroupLimits
-from yeto_torch.protocol.messages import (
+from yeto_torch.learner.effects import Adopt, Install
+from yeto_torch.learner.session import Session
+from yeto_torch.wire import codec
+from yeto_torch.wire.chunks import Reassembler
+from yeto_torch.wire.constants import MAX_MAGNITUDE, Direction, MergeMode, MessageType, WireDType
+from yeto_torch.wire.errors import PeerError, StateError
+from yeto_torch.wire.frames import Frame, FrameReader, SliceTable
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.limits import FirstFrameLimits, GroupLimits
+from yeto_torch.wire.messages import (
     BcastFragment,
     FinalFragment,
     Hello,
@@ -45,7 +46,6 @@ from yeto_torch.protocol.messages import (
     decode_hello,
     encode,
 )
-from yeto_torch.session import Session
 
 LAYOUT = Layout(
     (

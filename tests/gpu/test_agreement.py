@@ -6,9 +6,9 @@ import torch
 from syncer.merge import decode_gradient, merge_fragment, nesterov_step, pieces, total_norm
 from syncer.state import GlobalState
 from tests.support import merge_oracle as oracle
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import WireFragment, WireLayout
+from yeto_torch.wire import codec
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import WireFragment, WireLayout
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from syncer.final_state import write_final_state
-from yeto_torch.final import load_final
-from yeto_torch.folder import RunFolder
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.errors import RunError, StateError
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
+from yeto_torch.launcher.final import load_final
+from yeto_torch.launcher.folder import RunFolder
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.errors import RunError, StateError
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
 
 LAYOUT = Layout(
     (

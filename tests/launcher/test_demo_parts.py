@@ -11,7 +11,7 @@ pytest.importorskip("sklearn")
 from yeto_torch.demos.follow import JsonLines, RunView
 from yeto_torch.demos.report import Result, Trained, findings, gradient_bytes
 from yeto_torch.demos.task import evaluate, inner_optimizer, loss_of, make_task, set_lr
-from yeto_torch.folder import RunFolder
+from yeto_torch.launcher.folder import RunFolder
 
 
 def labels_seen(task, learner, batches=40):

@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import save_file
 
 from yeto_torch import Layout, StateError, load_final
-from yeto_torch.folder import RunFolder
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import Fragment, Tensor
+from yeto_torch.launcher.folder import RunFolder
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import Fragment, Tensor
 
 
 class Tied(torch.nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from yeto_torch.folder import RunFolder
-from yeto_torch.launch import Launch, visible_gpus
+from yeto_torch.launcher.folder import RunFolder
+from yeto_torch.launcher.launch import Launch, visible_gpus
 
 
 def shares(tmp_path, learners: int, ranks: int, gpus: str) -> list[str | None]:

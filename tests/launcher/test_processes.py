@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yeto_torch.processes import MAX_LINE_BYTES, Children, Exited, Line, LineSplitter, Signalled
+from yeto_torch.launcher.processes import MAX_LINE_BYTES, Children, Exited, Line, LineSplitter, Signalled
 
 DEADLINE_S = 30.0
 

@@ -5,8 +5,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from yeto_torch.folder import RunFolder
-from yeto_torch.launch import Launch, key_of
+from yeto_torch.launcher.folder import RunFolder
+from yeto_torch.launcher.launch import Launch, key_of
 
 
 @example("läufe")

@@ -7,9 +7,9 @@ import pytest
 
 import yeto_torch.config
 from yeto_torch.config import LearnerConfig, disabled, parse_address
-from yeto_torch.protocol.constants import WireDType
-from yeto_torch.protocol.layout import contract_hash
-from yeto_torch.protocol.profile import ProfileRecord
+from yeto_torch.wire.constants import WireDType
+from yeto_torch.wire.layout import contract_hash
+from yeto_torch.wire.profile import ProfileRecord
 
 GOOD = {"syncer": "host:1", "learner_id": 0, "run_id": "r"}
 WRONG = [

@@ -1,6 +1,6 @@
 """``profile=``: what the syncer prints of its configuration gives the hash the syncer computes, in every form.
 
-Source: rulings on identities; the canonical record is tested in ``tests/protocol/test_profile.py``.
+Source: rulings on identities; the canonical record is tested in ``tests/wire/test_profile.py``.
 """
 
 from dataclasses import asdict
@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from syncer.compose import as_yaml, compose, typed
-from syncer.config import RULES, profile_record, validate
+from syncer.config.compose import as_yaml, compose, typed
+from syncer.config.keys import RULES, profile_record, validate
 from yeto_torch.config import LearnerConfig
-from yeto_torch.protocol.profile import ProfileRecord
+from yeto_torch.wire.profile import ProfileRecord
 
 GOOD = {"syncer": "host:1", "learner_id": 0, "run_id": "r"}
 FLEET = ("learners=5", "total_steps=700")

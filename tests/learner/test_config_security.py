@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.certificates import Authority
 from yeto_torch.config import LearnerConfig
-from yeto_torch.transport.tls import ClientTls
+from yeto_torch.wire.transport.tls import ClientTls
 
 GOOD = {"syncer": "syncer.example:1", "learner_id": 0, "run_id": "r"}
 

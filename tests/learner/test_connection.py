@@ -25,12 +25,13 @@ from tests.support.support_learner_world import (
     zero_gradients,
 )
 from yeto_torch import ConnectionLostError, PeerError, RefusedError, YetoOuterOptimizer
-from yeto_torch.effects import Respond
-from yeto_torch.link import Link, Outgoing
-from yeto_torch.protocol.constants import Direction, MergeMode, WireDType
-from yeto_torch.protocol.layout import WireFragment, WireLayout
-from yeto_torch.protocol.limits import GroupLimits
-from yeto_torch.protocol.messages import (
+from yeto_torch.learner.effects import Respond
+from yeto_torch.learner.link import Link, Outgoing
+from yeto_torch.learner.session import Session
+from yeto_torch.wire.constants import Direction, MergeMode, WireDType
+from yeto_torch.wire.layout import WireFragment, WireLayout
+from yeto_torch.wire.limits import GroupLimits
+from yeto_torch.wire.messages import (
     BudgetDone,
     Error,
     FinalAck,
@@ -43,8 +44,7 @@ from yeto_torch.protocol.messages import (
     Shutdown,
     encode,
 )
-from yeto_torch.session import Session
-from yeto_torch.transport.sockets import dial
+from yeto_torch.wire.transport.sockets import dial
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def syncer():
 @pytest.fixture(autouse=True)
 def quick_redial(monkeypatch):
     """The pauses are tested where they are decided; here only what happens after them counts."""
-    monkeypatch.setattr("yeto_torch.redial.FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr("yeto_torch.redial.LAST_PAUSE_S", 0.1)
+    monkeypatch.setattr("yeto_torch.learner.redial.FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("yeto_torch.learner.redial.LAST_PAUSE_S", 0.1)
 
 
 def one(value=1.0):
@@ -85,7 +85,7 @@ def closed_port():
 
 
 def test_the_constructor_returns_when_every_fragment_has_its_first_anchor(syncer, caplog, monkeypatch):
-    monkeypatch.setattr("yeto_torch.learner._SAY_EVERY_S", 0.02)
+    monkeypatch.setattr("yeto_torch.learner.learner._SAY_EVERY_S", 0.02)
     model = model_of(a=vector(1, 2), b=vector(3))
     made = []
     thread = threading.Thread(
@@ -242,7 +242,7 @@ def test_training_goes_on_while_there_is_nobody(syncer):
 
 def test_an_unread_socket_holds_back_no_step_and_memory_stays_bounded(monkeypatch):
     """The first answer is read and then nobody reads; the second, larger than the kernel's buffers, gets stuck."""
-    monkeypatch.setattr("yeto_torch.link.HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr("yeto_torch.learner.link.HEARTBEAT_S", 3600.0)
     size = 4_000_000
     with ScriptedSyncer(receive_bytes=8192) as syncer:
         model = model_of(x=torch.zeros(size))
@@ -400,7 +400,7 @@ def test_who_leaves_while_dialling_says_no_hello_any_more(syncer, monkeypatch, c
         assert go_on.wait(WAIT_S)
         return dial(*arguments)
 
-    monkeypatch.setattr("yeto_torch.link.dial", slow_dial)
+    monkeypatch.setattr("yeto_torch.learner.link.dial", slow_dial)
     optimizer = join(syncer, one())
     assert dialling.wait(WAIT_S)
     optimizer.close()

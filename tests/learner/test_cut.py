@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yeto_torch.cut import FinalCut, same_bytes
-from yeto_torch.protocol.errors import PeerError
-from yeto_torch.protocol.messages import FinalFragment, FinalManifest
+from yeto_torch.learner.cut import FinalCut, same_bytes
+from yeto_torch.wire.errors import PeerError
+from yeto_torch.wire.messages import FinalFragment, FinalManifest
 
 MANIFEST = FinalManifest(6, (4, 5, 6))
 PARTS = [FinalFragment(0, 4, b"a"), FinalFragment(1, 5, b"b"), FinalFragment(2, 6, b"c"), MANIFEST]

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from yeto_torch.effects import Write
-from yeto_torch.exchange import Exchange
 from yeto_torch.fragments import build_layout
-from yeto_torch.protocol.codec import encode
-from yeto_torch.protocol.constants import WireDType
-from yeto_torch.protocol.errors import NonFiniteError, PeerError
+from yeto_torch.learner.effects import Write
+from yeto_torch.learner.exchange import Exchange
+from yeto_torch.wire.codec import encode
+from yeto_torch.wire.constants import WireDType
+from yeto_torch.wire.errors import NonFiniteError, PeerError
 
 F32, BF16 = WireDType.F32, WireDType.BF16
 

@@ -21,7 +21,7 @@ from tests.support.support_learner_world import (
     zero_gradients,
 )
 from yeto_torch import RefusedError, RunError
-from yeto_torch.protocol.messages import BudgetDone, FinalAck, FinalManifest, InitParams
+from yeto_torch.wire.messages import BudgetDone, FinalAck, FinalManifest, InitParams
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def syncer():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("yeto_torch.redial.FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr("yeto_torch.redial.LAST_PAUSE_S", 0.1)
+    monkeypatch.setattr("yeto_torch.learner.redial.FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("yeto_torch.learner.redial.LAST_PAUSE_S", 0.1)
 
 
 TWO = {"a": vector(1, 2, 3), "b": vector(4, 5)}
@@ -178,7 +178,7 @@ def test_who_leaves_with_the_cut_at_hand_takes_it_first(syncer):
 
 
 def test_a_cut_that_never_gets_whole_holds_nobody_for_long(syncer, caplog, monkeypatch):
-    monkeypatch.setattr("yeto_torch.learner.RELEASE_S", 0.2)
+    monkeypatch.setattr("yeto_torch.learner.learner.RELEASE_S", 0.2)
     model = model_of(**TWO)
     optimizer, group = started(syncer, model)
     assert group.group.send(FinalManifest(2, (1, 2)))
@@ -206,7 +206,7 @@ def test_no_cut_in_time_is_an_error_that_says_what_was_missing(syncer):
 
 
 def test_without_shutdown_it_warns_and_returns(syncer, caplog, monkeypatch):
-    monkeypatch.setattr("yeto_torch.link.RELEASE_S", 0.2)
+    monkeypatch.setattr("yeto_torch.learner.link.RELEASE_S", 0.2)
     model = model_of(**TWO)
     optimizer, group = started(syncer, model)
     ended = in_background(optimizer.finish)

@@ -8,8 +8,8 @@ import pytest
 from tests.support.support_learner_syncer import ScriptedSyncer
 from tests.support.support_learner_world import heard, join, model_of, vector, zero_gradients
 from yeto_torch.config import LearnerConfig
-from yeto_torch.protocol.messages import FinalAck
-from yeto_torch.syncs import Sync
+from yeto_torch.learner.syncs import Sync
+from yeto_torch.wire.messages import FinalAck
 
 TWO = {"a": vector(1, 2, 3), "b": vector(4, 5)}
 VALUES = [vector(10, 20, 30), vector(40, 50)]

@@ -5,7 +5,7 @@ import torch
 
 from tests.support.support_learner_syncer import ScriptedSyncer
 from tests.support.support_learner_world import gradients, heard, join, model_of, vector
-from yeto_torch.points import points_beside
+from yeto_torch.learner.points import points_beside
 
 
 def schedule_free(model):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from yeto_torch.redial import LAST_PAUSE_S, Redial
+from yeto_torch.learner.redial import LAST_PAUSE_S, Redial
 
 
 def test_pauses_double_from_one_second_to_thirty_with_some_chance_in_them():

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.support_learner_syncer import ScriptedSyncer
 from tests.support.support_learner_world import await_session, flat, gradients, heard, join, model_of, pulled
-from yeto_torch.protocol.messages import PushFragment
+from yeto_torch.wire.messages import PushFragment
 
 LR, ALPHA, STEPS = 0.125, 0.5, 60
 SHAPES = {"embed.w": (5, 3), "layers.0.w": (6, 7), "layers.0.b": (7,), "layers.1.w": (4, 4), "gain": ()}
@@ -132,7 +132,7 @@ class World:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_free_running_learner_equals_the_replay(monkeypatch, dtype, seed):
-    monkeypatch.setattr("yeto_torch.redial.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("yeto_torch.learner.redial.FIRST_PAUSE_S", 0.01)
     answered = 0
     with ScriptedSyncer() as syncer:
         world = World(syncer, dtype, seed)

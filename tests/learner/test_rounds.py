@@ -17,11 +17,11 @@ from tests.support.support_learner_world import (
 )
 from tests.support.support_net_groups import until
 from yeto_torch.fragments import build_layout
-from yeto_torch.protocol.codec import encode
-from yeto_torch.protocol.constants import SLICE_BYTES, WireDType
-from yeto_torch.protocol.errors import NonFiniteError, PeerError
-from yeto_torch.protocol.layout import contract_hash
-from yeto_torch.protocol.messages import Heartbeat, InitParams, PushFragment
+from yeto_torch.wire.codec import encode
+from yeto_torch.wire.constants import SLICE_BYTES, WireDType
+from yeto_torch.wire.errors import NonFiniteError, PeerError
+from yeto_torch.wire.layout import contract_hash
+from yeto_torch.wire.messages import Heartbeat, InitParams, PushFragment
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_learner_0_drops_its_starting_values_as_they_are_seen(syncer):
 
 
 def test_a_step_that_is_asked_for_nothing_sends_nothing_but_heartbeats(syncer, monkeypatch):
-    monkeypatch.setattr("yeto_torch.link.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("yeto_torch.learner.link.HEARTBEAT_S", 0.05)
     model = model_of(**TWO)
     optimizer, group = started(syncer, model, [vector(0, 0, 0, 0, 0)], fragments=1)
     for _ in range(6):

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yeto_torch.effects import Adopt, Fail, Install, Respond, Write
-from yeto_torch.protocol.constants import U64_MAX
-from yeto_torch.protocol.errors import ConnectionLostError, PeerError, RefusedError
-from yeto_torch.protocol.messages import (
+from yeto_torch.learner.effects import Adopt, Fail, Install, Respond, Write
+from yeto_torch.learner.session import Phase, Session
+from yeto_torch.wire.constants import U64_MAX
+from yeto_torch.wire.errors import ConnectionLostError, PeerError, RefusedError
+from yeto_torch.wire.messages import (
     BcastFragment,
     FinalAck,
     FinalFragment,
@@ -17,7 +18,6 @@ from yeto_torch.protocol.messages import (
     PullReq,
     Shutdown,
 )
-from yeto_torch.session import Phase, Session
 
 OLD, NEW = b"old bytes", b"new bytes"
 

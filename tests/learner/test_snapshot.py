@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yeto_torch.protocol.constants import MAX_MAGNITUDE
-from yeto_torch.protocol.errors import LocalError
-from yeto_torch.snapshot import _PIECE, PART, Snapshots
+from yeto_torch.learner.snapshot import _PIECE, PART, Snapshots
+from yeto_torch.wire.constants import MAX_MAGNITUDE
+from yeto_torch.wire.errors import LocalError
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

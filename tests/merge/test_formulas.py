@@ -15,9 +15,9 @@ from syncer.merge.correction import Corrected, correct
 from syncer.merge.iso import isotropic_average
 from syncer.merge.rda import radial_directional_average
 from tests.support import merge_oracle as oracle
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.errors import LocalError, RunError
-from yeto_torch.protocol.layout import WireFragment
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.errors import LocalError, RunError
+from yeto_torch.wire.layout import WireFragment
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

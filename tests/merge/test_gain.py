@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.merging import aligned_gain
+from syncer.config.policy import DRIVE_LIMIT
 from syncer.merge import merge_fragment, nesterov_step
 from syncer.merge.gain import BLOCKS, Alignment, Answers, answers_of, outer_momentum, sampled
-from syncer.policy import DRIVE_LIMIT
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import WireFragment
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import WireFragment
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

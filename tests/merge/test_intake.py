@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from syncer.merge import decode_gradient
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.constants import WireDType
-from yeto_torch.protocol.errors import PeerError
+from yeto_torch.wire import codec
+from yeto_torch.wire.constants import WireDType
+from yeto_torch.wire.errors import PeerError
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

@@ -12,8 +12,8 @@ from syncer.merge.gain import sampled
 from syncer.merge.merge import merge_and_measure
 from syncer.merge.nesterov import nesterov_step
 from tests.support.kernels import both_ways, same, working
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import WireFragment
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import WireFragment
 
 compiled = kernels.compiled
 pytestmark = pytest.mark.skipif(compiled is None, reason="the kernels were not built here")

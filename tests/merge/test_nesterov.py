@@ -16,8 +16,8 @@ from syncer.merge import nesterov_step, pieces, total_norm
 from syncer.merge.nesterov import Bounds
 from tests.support import merge_oracle as oracle
 from tests.support.sgd_oracle import compare_with_sgd
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.errors import LocalError, RunError
+from yeto_torch.wire import codec
+from yeto_torch.wire.errors import LocalError, RunError
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

@@ -22,12 +22,12 @@ from syncer.core.roster import Roster
 from syncer.core.rounds import Rejection, Round, RoundState
 from syncer.core.schedule import Schedule
 from syncer.merge import intake
-from yeto_torch import session as sessions
-from yeto_torch.cut import FinalCut
-from yeto_torch.exchange import Exchange
-from yeto_torch.protocol.chunks import Reassembler
-from yeto_torch.protocol.constants import WireDType
-from yeto_torch.session import Session
+from yeto_torch.learner import session as sessions
+from yeto_torch.learner.cut import FinalCut
+from yeto_torch.learner.exchange import Exchange
+from yeto_torch.learner.session import Session
+from yeto_torch.wire.chunks import Reassembler
+from yeto_torch.wire.constants import WireDType
 
 Plant = AbstractContextManager[Any]
 DEFECTS: dict[str, Callable[[], Plant]] = {}

@@ -23,8 +23,8 @@ from syncer.state import GlobalState
 from tests.sim.disk import CHECKPOINT, MARKER, SimDisk, read
 from tests.sim.scenario import Scenario
 from tests.sim.world import SafetyError, World
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.messages import PushFragment
+from yeto_torch.wire import codec
+from yeto_torch.wire.messages import PushFragment
 
 Bits = tuple[int, bytes, bytes]  # version, parameters, momentum of one fragment
 Key = tuple[Member, int, int]  # an answer: who, step, attempt

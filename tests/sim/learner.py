@@ -22,14 +22,14 @@ from tests.sim.syncer import SyncerNode
 from tests.sim.wire import ByteConnection
 from tests.sim.world import SafetyError, Task, Thread, Wait, World
 from tests.support.builders import CONTRACT
-from yeto_torch import session as sessions
-from yeto_torch.effects import Adopt, Effect, Fail, Install, Respond, Write
-from yeto_torch.exchange import Exchange
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.constants import Direction, WireDType
-from yeto_torch.protocol.errors import PeerError, RefusedError
-from yeto_torch.protocol.limits import GroupLimits
-from yeto_torch.protocol.messages import (
+from yeto_torch.learner import session as sessions
+from yeto_torch.learner.effects import Adopt, Effect, Fail, Install, Respond, Write
+from yeto_torch.learner.exchange import Exchange
+from yeto_torch.wire import codec
+from yeto_torch.wire.constants import Direction, WireDType
+from yeto_torch.wire.errors import PeerError, RefusedError
+from yeto_torch.wire.limits import GroupLimits
+from yeto_torch.wire.messages import (
     BcastFragment,
     FinalAck,
     FinalFragment,

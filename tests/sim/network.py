@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.sim.world import World
-from yeto_torch.protocol.messages import Error, Hello, Message, is_bulk
+from yeto_torch.wire.messages import Error, Hello, Message, is_bulk
 
 EOF = object()
 

@@ -12,7 +12,7 @@ from tests.sim.learner import LearnerNode
 from tests.sim.scenario import Scenario, draw
 from tests.sim.syncer import SyncerNode
 from tests.sim.world import LivenessError, World
-from yeto_torch.protocol import chunks
+from yeto_torch.wire import chunks
 
 _PATIENCE_S = 900.0  # from the last fault to the end of the run, at most
 

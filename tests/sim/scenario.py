@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from syncer.policy import OuterPolicy, SyncerPolicy
+from syncer.config.policy import OuterPolicy, SyncerPolicy
 from tests.sim.disk import CHECKPOINT
 from tests.support.builders import syncer_policy
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
 
 WHOLE = 4096  # a slice that holds any message of this small world
 

@@ -33,9 +33,9 @@ from tests.sim.scenario import Scenario
 from tests.sim.world import SafetyError, Thread, Wait, World
 from tests.support.builders import CONTRACT, PROFILE
 from tests.support.fake_disk import PowerCutError
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.errors import RunError, StateError
-from yeto_torch.protocol.messages import (
+from yeto_torch.wire import codec
+from yeto_torch.wire.errors import RunError, StateError
+from yeto_torch.wire.messages import (
     BcastFragment,
     FinalAck,
     FinalFragment,

@@ -11,11 +11,11 @@ from typing import Any
 
 from tests.sim.network import EOF, Connection, End
 from tests.sim.world import SafetyError, World
-from yeto_torch.protocol.chunks import Reassembler
-from yeto_torch.protocol.errors import CongestedError, PeerError
-from yeto_torch.protocol.frames import Frame, FrameReader
-from yeto_torch.protocol.limits import FirstFrameLimits, GroupLimits
-from yeto_torch.protocol.messages import (
+from yeto_torch.wire.chunks import Reassembler
+from yeto_torch.wire.errors import CongestedError, PeerError
+from yeto_torch.wire.frames import Frame, FrameReader
+from yeto_torch.wire.limits import FirstFrameLimits, GroupLimits
+from yeto_torch.wire.messages import (
     BcastFragment,
     FinalFragment,
     Hello,
@@ -26,7 +26,7 @@ from yeto_torch.protocol.messages import (
     decode_hello,
     encode,
 )
-from yeto_torch.transport.outbox import Job, Outbox
+from yeto_torch.wire.transport.outbox import Job, Outbox
 
 _STREAM_WAIT_S = 2.0
 

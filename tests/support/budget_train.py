@@ -17,7 +17,7 @@ import torch
 
 from tests.support.toy import loss_of, toy
 from yeto_torch import YetoOuterOptimizer
-from yeto_torch.protocol.messages import BudgetDone
+from yeto_torch.wire.messages import BudgetDone
 
 
 def wait_for_the_end(optimizer: YetoOuterOptimizer) -> None:

@@ -11,11 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from syncer.core import effects as fx
-from syncer.core import events as ev
-from syncer.core.coordinator import Coordinator, ResumePoint
-from syncer.core.events import Member
-from syncer.policy import (
+from syncer.config.policy import (
     CheckpointPolicy,
     FinalPolicy,
     IsoBackend,
@@ -28,9 +24,13 @@ from syncer.policy import (
     SvdPolicy,
     SyncerPolicy,
 )
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import WireFragment, WireLayout
-from yeto_torch.protocol.messages import Hello
+from syncer.core import effects as fx
+from syncer.core import events as ev
+from syncer.core.coordinator import Coordinator, ResumePoint
+from syncer.core.events import Member
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import WireFragment, WireLayout
+from yeto_torch.wire.messages import Hello
 
 PROFILE = b"\x0a" * 32
 FINGERPRINT = b"\x11" * 32

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.protocol.hostile import CONTRACT, FINGERPRINT, LAYOUT, LEARNERS
 from tests.support.peer import Peer
 from tests.support.processes import Processes, Syncer
 from tests.support.stranger import descriptors, status
-from yeto_torch.protocol.codec import as_tensor, check_finite
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
-from yeto_torch.protocol.messages import BcastFragment
+from tests.wire.hostile import CONTRACT, FINGERPRINT, LAYOUT, LEARNERS
+from yeto_torch.wire.codec import as_tensor, check_finite
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.messages import BcastFragment
 
 NAMED = Layout(
     (

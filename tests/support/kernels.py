@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from syncer.merge import kernels as merging
-from yeto_torch.protocol.codec import kernels as coding
+from yeto_torch.wire.codec import kernels as coding
 
 T = TypeVar("T")
 

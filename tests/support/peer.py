@@ -16,11 +16,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from yeto_torch.protocol.codec import encode
-from yeto_torch.protocol.constants import Direction, WireDType
-from yeto_torch.protocol.layout import Layout
-from yeto_torch.protocol.limits import GroupLimits
-from yeto_torch.protocol.messages import (
+from yeto_torch.wire.codec import encode
+from yeto_torch.wire.constants import Direction, WireDType
+from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.limits import GroupLimits
+from yeto_torch.wire.messages import (
     BcastFragment,
     DataHello,
     FinalAck,
@@ -34,9 +34,9 @@ from yeto_torch.protocol.messages import (
     PushFragment,
     Shutdown,
 )
-from yeto_torch.protocol.messages import encode as frame
-from yeto_torch.transport.group import Closed, Group
-from yeto_torch.transport.sockets import send_parts
+from yeto_torch.wire.messages import encode as frame
+from yeto_torch.wire.transport.group import Closed, Group
+from yeto_torch.wire.transport.sockets import send_parts
 
 WAIT_S = 60.0
 M = TypeVar("M", bound=Message)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from yeto_torch.protocol.constants import MessageType
-from yeto_torch.protocol.messages import DataHello, Hello, Message, decode, decode_hello
+from yeto_torch.wire.constants import MessageType
+from yeto_torch.wire.messages import DataHello, Hello, Message, decode, decode_hello
 
 PIECE_BYTES = 1 << 16
 PATIENCE_S = 30.0

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tests.support import merge_oracle as oracle
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import WireLayout
-from yeto_torch.protocol.messages import PushFragment
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import WireLayout
+from yeto_torch.wire.messages import PushFragment
 
 Pushes = Mapping[tuple[int, int, int, int], PushFragment]
 

@@ -21,8 +21,8 @@ from tests.support.processes import WAIT_S, Processes, Running, Syncer, until
 from tests.support.proxy import Proxy
 from tests.support.toy import toy
 from yeto_torch.fragments import build_layout
-from yeto_torch.protocol.layout import Layout, contract_hash
-from yeto_torch.protocol.messages import BcastFragment, PullReq
+from yeto_torch.wire.layout import Layout, contract_hash
+from yeto_torch.wire.messages import BcastFragment, PullReq
 
 WIDTH, FRAGMENTS, RUN_ID = 160, 3, "storm"
 MOMENTS = ("broadcast", "answer", "temporary", "start", "together")

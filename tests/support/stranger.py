@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tests.protocol.hostile import LAYOUT, Said, Scene, data_hello, hello
 from tests.support.support_net_wire import frame
-from yeto_torch.protocol.constants import WireDType
-from yeto_torch.protocol.layout import WireLayout
+from tests.wire.hostile import LAYOUT, Said, Scene, data_hello, hello
+from yeto_torch.wire.constants import WireDType
+from yeto_torch.wire.layout import WireLayout
 
 WAIT_S = 30.0
 _GENERATIONS = itertools.count(0x7000_0000_0000_0001)

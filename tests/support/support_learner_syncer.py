@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import torch
 
-from yeto_torch.protocol.codec import decode, encode
-from yeto_torch.protocol.constants import Direction, MessageType, WireDType
-from yeto_torch.protocol.errors import LocalError, PeerError
-from yeto_torch.protocol.limits import GroupLimits
-from yeto_torch.protocol.messages import (
+from yeto_torch.wire.codec import decode, encode
+from yeto_torch.wire.constants import Direction, MessageType, WireDType
+from yeto_torch.wire.errors import LocalError, PeerError
+from yeto_torch.wire.limits import GroupLimits
+from yeto_torch.wire.messages import (
     BcastFragment,
     DataHello,
     FinalFragment,
@@ -30,9 +30,9 @@ from yeto_torch.protocol.messages import (
     Shutdown,
     decode_hello,
 )
-from yeto_torch.protocol.messages import decode as decode_message
-from yeto_torch.transport.group import Closed, Group
-from yeto_torch.transport.sockets import read_first_frame, tune
+from yeto_torch.wire.messages import decode as decode_message
+from yeto_torch.wire.transport.group import Closed, Group
+from yeto_torch.wire.transport.sockets import read_first_frame, tune
 
 WAIT_S = 20.0
 M = TypeVar("M")

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.support_learner_syncer import WAIT_S, ScriptedSyncer
 from yeto_torch import YetoOuterOptimizer
-from yeto_torch.session import Session
+from yeto_torch.learner.session import Session
 
 
 def vector(*values: float) -> torch.Tensor:

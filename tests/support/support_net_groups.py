@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.support.support_net_wire import limits_to, plain_layout
-from yeto_torch.protocol.constants import Direction, WireDType
-from yeto_torch.protocol.layout import WireLayout
-from yeto_torch.protocol.messages import Message
-from yeto_torch.transport.group import Closed, Group
+from yeto_torch.wire.constants import Direction, WireDType
+from yeto_torch.wire.layout import WireLayout
+from yeto_torch.wire.messages import Message
+from yeto_torch.wire.transport.group import Closed, Group
 
 PATIENCE_S = 20.0  # a deadline for what should take milliseconds, on a busy machine
 SMALL_BUFFER = 4096  # the kernel doubles and rounds it

@@ -6,10 +6,10 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from yeto_torch.protocol.constants import Direction, MergeMode, MessageType, WireDType
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor, WireFragment, WireLayout
-from yeto_torch.protocol.limits import GroupLimits
-from yeto_torch.protocol.messages import (
+from yeto_torch.wire.constants import Direction, MergeMode, MessageType, WireDType
+from yeto_torch.wire.layout import Fragment, Layout, Tensor, WireFragment, WireLayout
+from yeto_torch.wire.limits import GroupLimits
+from yeto_torch.wire.messages import (
     BcastFragment,
     BudgetDone,
     DataHello,

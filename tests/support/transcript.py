@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from syncer.config.policy import SessionPolicy
 from syncer.core import effects as fx
 from syncer.core.events import Member
-from syncer.policy import SessionPolicy
 from tests.support.builders import FINGERPRINT, Desk, syncer_policy
-from yeto_torch.effects import Adopt, Fail, Install, Respond
-from yeto_torch.protocol.constants import WireDType
-from yeto_torch.protocol.errors import PeerError
-from yeto_torch.protocol.messages import BcastFragment, FinalFragment, FinalManifest, PullReq, Shutdown
-from yeto_torch.session import Session
+from yeto_torch.learner.effects import Adopt, Fail, Install, Respond
+from yeto_torch.learner.session import Session
+from yeto_torch.wire.constants import WireDType
+from yeto_torch.wire.errors import PeerError
+from yeto_torch.wire.messages import BcastFragment, FinalFragment, FinalManifest, PullReq, Shutdown
 
 RULE = "----"
 

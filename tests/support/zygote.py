@@ -97,7 +97,7 @@ if __name__ == "__main__":
     import hydra  # noqa: F401  # what makes a start slow; the first optimizer step imports torch's compiler
     import torch._dynamo  # noqa: F401
 
-    import syncer.compose
+    import syncer.config.compose
     import syncer.run  # noqa: F401
     import tests.support.toy  # noqa: F401
     import yeto_torch.optimizer  # noqa: F401

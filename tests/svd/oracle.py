@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from syncer.policy import IsoScale
+from syncer.config.policy import IsoScale
 
 
 def flat_f64(matrix, scale=IsoScale.MEAN):

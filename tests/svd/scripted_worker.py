@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from syncer.policy import IsoScale
+from syncer.config.policy import IsoScale
 from syncer.svd import framing
 from syncer.svd.framing import Request
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.policy import IsoScale
+from syncer.config.policy import IsoScale
 from syncer.svd import framing
 from syncer.svd.framing import Request, Status
-from yeto_torch.protocol.errors import StateError
+from yeto_torch.wire.errors import StateError
 
 REQUEST = Request(5, IsoScale.NORM, 3, 4)
 HEADER = struct.Struct("<4sIQQQQ")

@@ -10,10 +10,10 @@ from contextlib import suppress
 import pytest
 import torch
 
-from syncer.policy import SvdPolicy
+from syncer.config.policy import SvdPolicy
 from syncer.svd.pool import Delivered, Poisoned, SvdPool, Withdrawn, resolve_devices
 from tests.svd.watch import ends, gone, pool_of
-from yeto_torch.protocol.errors import LocalError, StateError
+from yeto_torch.wire.errors import LocalError, StateError
 
 ENDS_BY_DEADLINE = 0.5  # seconds; for children that never would
 

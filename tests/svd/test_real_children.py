@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from syncer.config.policy import IsoScale
 from syncer.merge.iso import flatten_spectrum
-from syncer.policy import IsoScale
 from syncer.svd.pool import Delivered, Poisoned
 from tests.svd.oracle import flat_f64, well_conditioned
 from tests.svd.watch import PATIENCE_S, ends, gone, pool_of

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from syncer.config.policy import IsoScale
 from syncer.merge.iso import flatten_spectrum
-from syncer.policy import IsoScale
 from tests.svd.oracle import flat_f64, well_conditioned
 
 flatten = partial(flatten_spectrum, dtype=torch.float32)

@@ -7,7 +7,7 @@ import select
 import sys
 from pathlib import Path
 
-from syncer.policy import SvdPolicy
+from syncer.config.policy import SvdPolicy
 from syncer.svd.ledger import State
 from syncer.svd.pool import SvdPool
 

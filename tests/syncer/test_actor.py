@@ -17,8 +17,8 @@ from syncer.server import Server
 from syncer.tape import Tape, merges
 from tests.support.builders import PROFILE, syncer_policy
 from tests.support.peer import Peer, random_values
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.layout import Fragment, Layout, Tensor
 
 WAIT_S = 20.0
 LAYOUT = Layout((Fragment(MergeMode.AVG, (Tensor("a", (4,)),)),))

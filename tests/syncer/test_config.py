@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.config import DEFAULTS, RULES, SECTIONS, SyncerConfig, profile_record, validate, warnings
-from syncer.policy import IsoBackend
+from syncer.config.keys import DEFAULTS, RULES, SECTIONS, SyncerConfig, profile_record, validate, warnings
+from syncer.config.policy import IsoBackend
 from tests.support.certificates import Authority
-from yeto_torch.protocol.profile import ProfileRecord
+from yeto_torch.wire.profile import ProfileRecord
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "vectors" / "profile.json").read_text(encoding="utf-8"))
 BALANCED = {"outer.lr": 0.7, "outer.momentum": 0.5, "merge.delta_correction": "heloco"}

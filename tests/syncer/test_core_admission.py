@@ -4,11 +4,11 @@ from itertools import combinations
 
 import pytest
 
+from syncer.config.policy import SessionPolicy
 from syncer.core.admission import Admission
-from syncer.policy import SessionPolicy
 from tests.support.builders import CONTRACT, FINGERPRINT, PROFILE, hello, layout_of
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.layout import WireFragment, WireLayout
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.layout import WireFragment, WireLayout
 
 ISO = WireLayout((WireFragment(MergeMode.ISO, (6,), ((2, 3),)),))
 OTHER = b"\x33" * 32

@@ -10,7 +10,7 @@ from syncer.core.coordinator import Phase
 from syncer.core.cutoff import Cutoff
 from syncer.core.events import Member
 from tests.support.builders import Desk, syncer_policy
-from yeto_torch.protocol.constants import MessageType
+from yeto_torch.wire.constants import MessageType
 
 BUDGET = 40
 

@@ -12,7 +12,7 @@ from syncer.core.pace import Pace
 from syncer.core.rounds import RoundState
 from syncer.core.schedule import Schedule
 from tests.support.builders import schedule_policy
-from yeto_torch.protocol.layout import version_at
+from yeto_torch.wire.layout import version_at
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "schedule.json").read_text(encoding="utf-8"))
 MEMBERS = (Member(0, 1), Member(1, 1))

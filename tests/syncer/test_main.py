@@ -15,8 +15,8 @@ import zipfile
 
 import pytest
 
-from syncer.compose import compose, typed
-from syncer.config import RULES, SECTIONS, profile_record, validate
+from syncer.config.compose import compose, typed
+from syncer.config.keys import RULES, SECTIONS, profile_record, validate
 
 FLEET = ("learners=4", "total_steps=10")
 

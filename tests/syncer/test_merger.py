@@ -8,15 +8,15 @@ import time
 import pytest
 import torch
 
+from syncer.config.policy import IsoBackend
 from syncer.core import effects as fx
 from syncer.core.events import Member
 from syncer.merge.iso import flatten_spectrum
 from syncer.merger import Merger, MergerEvent, PoolDrained
-from syncer.policy import IsoBackend
 from tests.support.builders import answer, syncer_policy
-from yeto_torch.protocol.constants import MergeMode
-from yeto_torch.protocol.errors import StateError
-from yeto_torch.protocol.layout import WireFragment, WireLayout
+from yeto_torch.wire.constants import MergeMode
+from yeto_torch.wire.errors import StateError
+from yeto_torch.wire.layout import WireFragment, WireLayout
 
 WAIT_S = 120.0
 LAYOUT = WireLayout((WireFragment(MergeMode.ISO, (12, 6), ((3, 4), (2, 3))), WireFragment(MergeMode.AVG, (5,))))

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from syncer import server as door
+from syncer.config.policy import SessionPolicy
 from syncer.core import events as ev
 from syncer.core.events import Member
-from syncer.policy import SessionPolicy
 from syncer.server import Server
 from tests.support.builders import hello, layout_of, syncer_policy
-from yeto_torch.protocol.constants import Direction, MessageType
-from yeto_torch.protocol.frames import Frame, FrameReader
-from yeto_torch.protocol.limits import GroupLimits
-from yeto_torch.protocol.messages import BcastFragment, DataHello, Hello, Message, decode, encode
+from yeto_torch.wire.constants import Direction, MessageType
+from yeto_torch.wire.frames import Frame, FrameReader
+from yeto_torch.wire.limits import GroupLimits
+from yeto_torch.wire.messages import BcastFragment, DataHello, Hello, Message, decode, encode
 
 WAIT_S = 20.0
 LAYOUT = layout_of(4)

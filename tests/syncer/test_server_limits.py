@@ -13,17 +13,17 @@ import torch
 
 from syncer import descriptors
 from syncer import server as door
+from syncer.config.policy import SessionPolicy
 from syncer.core import events as ev
 from syncer.core.events import Member
-from syncer.policy import SessionPolicy
 from syncer.reception import Decoding, Reception
 from tests.support.builders import CONTRACT, FINGERPRINT, hello, layout_of, syncer_policy
 from tests.support.processes import until
 from tests.support.support_net_wire import frame
 from tests.syncer.test_server import Caller, Door
-from yeto_torch.protocol.constants import MessageType
-from yeto_torch.protocol.errors import PeerError
-from yeto_torch.protocol.messages import DataHello, FinalAck, Heartbeat, Hello, Message, PushFragment, decode_hello
+from yeto_torch.wire.constants import MessageType
+from yeto_torch.wire.errors import PeerError
+from yeto_torch.wire.messages import DataHello, FinalAck, Heartbeat, Hello, Message, PushFragment, decode_hello
 
 KIB, MIB = 1 << 10, 1 << 20
 

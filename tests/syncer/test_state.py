@@ -7,10 +7,10 @@ import torch
 from syncer.merge import learner_weight, merge_fragment
 from syncer.state import GlobalState, resolve_device
 from tests.support import merge_oracle as oracle
-from yeto_torch.protocol import codec
-from yeto_torch.protocol.constants import MergeMode, WireDType
-from yeto_torch.protocol.errors import LocalError, RunError
-from yeto_torch.protocol.layout import WireFragment, WireLayout, version_at
+from yeto_torch.wire import codec
+from yeto_torch.wire.constants import MergeMode, WireDType
+from yeto_torch.wire.errors import LocalError, RunError
+from yeto_torch.wire.layout import WireFragment, WireLayout, version_at
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

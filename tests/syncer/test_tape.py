@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncer.tape import Tape, merges, read_tape
-from yeto_torch.protocol.errors import LocalError, StateError
+from yeto_torch.wire.errors import LocalError, StateError
 
 
 def clock():
@@ -198,7 +198,7 @@ def test_an_error_of_the_disk_is_a_state_error(tmp_path, monkeypatch):
 _FULL_DISK = """
 import resource, signal, sys
 from syncer.tape import Tape
-from yeto_torch.protocol.errors import StateError
+from yeto_torch.wire.errors import StateError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))

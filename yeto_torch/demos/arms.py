@@ -12,7 +12,7 @@ from pathlib import Path
 
 from yeto_torch.demos.baselines import train_synchronously
 from yeto_torch.demos.task import evaluate, make_task
-from yeto_torch.final import load_final
+from yeto_torch.launcher.final import load_final
 
 
 def main() -> None:

@@ -17,11 +17,11 @@ from yeto_torch.demos.follow import RunView
 from yeto_torch.demos.progress import showing
 from yeto_torch.demos.report import Result, Trained, draw, gradient_bytes
 from yeto_torch.demos.task import LEARNERS, evaluate, make_task
-from yeto_torch.final import load_final
-from yeto_torch.fleet import start
-from yeto_torch.folder import RunFolder
-from yeto_torch.launch import Launch
-from yeto_torch.protocol.errors import RunError
+from yeto_torch.launcher.final import load_final
+from yeto_torch.launcher.fleet import start
+from yeto_torch.launcher.folder import RunFolder
+from yeto_torch.launcher.launch import Launch
+from yeto_torch.wire.errors import RunError
 
 SYNC_INTERVAL_STEPS = {"even": 24, "classes": 12}  # learners whose data differ drift apart faster: they meet more often
 EVALUATIONS = 24  # of the held-out data, by learner 0 over the run

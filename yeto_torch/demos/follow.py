@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from yeto_torch.demos.baselines import Curve
-from yeto_torch.folder import RunFolder
+from yeto_torch.launcher.folder import RunFolder
 
 
 class JsonLines:

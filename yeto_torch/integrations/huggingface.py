@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from yeto_torch.protocol.errors import RunError
+from yeto_torch.wire.errors import RunError
 
 try:
     from transformers import TrainerCallback

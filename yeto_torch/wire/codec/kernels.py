@@ -1,0 +1,14 @@
+"""The codec's loops over elements, compiled, where they could be built; else ``compiled`` is None.
+
+Numpy and torch do the same work then, to the same bits, in more trips over memory. That code stands beside every use
+of a kernel and is its reference: the tests run both.
+"""
+
+from __future__ import annotations
+
+try:
+    from yeto_torch.wire.codec import _kernels
+except ImportError:  # no C compiler where this was installed
+    compiled = None
+else:
+    compiled = _kernels
