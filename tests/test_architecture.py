@@ -1,7 +1,7 @@
 """The import rules of the house, read from the source text alone.
 
-1. ``yeto_torch.protocol`` imports the standard library only; ``codec`` alone may import torch or numpy.
-2. ``syncer`` imports ``yeto_torch.protocol`` and ``yeto_torch.transport`` and nothing else of ``yeto_torch``;
+1. ``yeto_torch.wire`` imports the standard library only; ``codec`` alone may import torch or numpy.
+2. ``syncer`` imports ``yeto_torch.wire`` and ``yeto_torch.wire.transport`` and nothing else of ``yeto_torch``;
    ``yeto_torch`` never imports ``syncer``; ``yeto_torch/__init__.py`` imports nothing before it is asked.
 3. Machines import nothing that computes tensors, reads a clock or touches the world.
 4. ``syncer.merge`` and ``syncer.core`` do not know each other.
@@ -23,31 +23,36 @@ SOURCES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-PROTOCOL = [name for name in SOURCES if name.startswith("yeto_torch/protocol/")]
+PROTOCOL = [name for name in SOURCES if name.startswith("yeto_torch/wire/") and "/transport/" not in name]
 MACHINES = [
-    "yeto_torch/session.py",
-    "yeto_torch/protocol/frames.py",
-    "yeto_torch/protocol/chunks.py",
-    "yeto_torch/protocol/buffers.py",
-    "yeto_torch/transport/outbox.py",
+    "yeto_torch/learner/session.py",
+    "yeto_torch/wire/frames.py",
+    "yeto_torch/wire/chunks.py",
+    "yeto_torch/wire/buffers.py",
+    "yeto_torch/wire/transport/outbox.py",
     "syncer/checkpoint/format.py",
     "syncer/checkpoint/resume.py",
     "syncer/svd/ledger.py",
-    "syncer/bench/verdict.py",
-    "syncer/bench/report.py",
+    "syncer/benchmark/verdict.py",
+    "syncer/benchmark/report.py",
     *(name for name in SOURCES if name.startswith("syncer/core/")),
 ]
 WORLD = {"torch", "numpy", "socket", "threading", "queue", "subprocess", "time", "random", "os", "pathlib", "logging"}
 WORLD |= {"hydra", "omegaconf", "asyncio", "selectors", "multiprocessing", "secrets", "datetime"}
 
 # The commands around the two programs: they start processes, name folders after the time and wait for children.
-COMMANDS = {"yeto_torch/folder.py", "yeto_torch/fleet.py", "yeto_torch/processes.py", "syncer/progress.py"}
-COMMANDS |= {name for name in SOURCES if name.startswith(("yeto_torch/demos/", "syncer/bench/"))}
+COMMANDS = {
+    "yeto_torch/launcher/folder.py",
+    "yeto_torch/launcher/fleet.py",
+    "yeto_torch/launcher/processes.py",
+    "syncer/progress.py",
+}
+COMMANDS |= {name for name in SOURCES if name.startswith(("yeto_torch/demos/", "syncer/benchmark/"))}
 CLOCKS = {
-    "yeto_torch/transport/sockets.py",
-    "yeto_torch/transport/tls.py",
-    "yeto_torch/link.py",
-    "yeto_torch/local.py",  # how long a merge took
+    "yeto_torch/wire/transport/sockets.py",
+    "yeto_torch/wire/transport/tls.py",
+    "yeto_torch/learner/link.py",
+    "yeto_torch/offline/local.py",  # how long a merge took
     "syncer/actor.py",
     "syncer/server.py",  # deadlines of handshakes
     "syncer/merger.py",  # how long a merge took
@@ -55,8 +60,13 @@ CLOCKS = {
     "syncer/tape.py",  # the time of a line
     *COMMANDS,
 }
-SECRETS = {"yeto_torch/link.py", "yeto_torch/diagnosis/meter.py", "yeto_torch/folder.py", "syncer/benchmark.py"}
-HYDRA = {"syncer/compose.py", "syncer/config.py", "yeto_torch/config.py"}
+SECRETS = {
+    "yeto_torch/learner/link.py",
+    "yeto_torch/doctor/meter.py",
+    "yeto_torch/launcher/folder.py",
+    "syncer/benchmark/__main__.py",
+}
+HYDRA = {"syncer/config/compose.py", "syncer/config/keys.py", "yeto_torch/config.py"}
 
 
 def imported(source: str) -> set[str]:
@@ -90,16 +100,16 @@ def test_the_reader_of_imports_sees_every_form():
 @pytest.mark.parametrize("name", PROTOCOL)
 def test_the_treaty_imports_the_standard_library_only(name):
     allowed = sys.stdlib_module_names | ({"torch", "numpy"} if "/codec/" in name else set())
-    foreign = {item for item in imported(SOURCES[name]) if not within(item, *allowed, "yeto_torch.protocol")}
+    foreign = {item for item in imported(SOURCES[name]) if not within(item, *allowed, "yeto_torch.wire")}
     assert not foreign
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if name.startswith("yeto_torch/transport/")])
+@pytest.mark.parametrize("name", [name for name in SOURCES if name.startswith("yeto_torch/wire/transport/")])
 def test_the_shared_transport_knows_the_treaty_only(name):
     assert not {
         item
         for item in imported(SOURCES[name])
-        if within(item, "yeto_torch", "syncer") and not within(item, "yeto_torch.protocol", "yeto_torch.transport")
+        if within(item, "yeto_torch", "syncer") and not within(item, "yeto_torch.wire", "yeto_torch.wire.transport")
     }
 
 
@@ -107,7 +117,7 @@ def test_the_shared_transport_knows_the_treaty_only(name):
 def test_the_syncer_imports_of_the_learner_only_what_both_share(name):
     learner = {item for item in imported(SOURCES[name]) if within(item, "yeto_torch")}
     assert all(
-        within(item, "yeto_torch.protocol", "yeto_torch.transport", "yeto_torch.__version__") for item in learner
+        within(item, "yeto_torch.wire", "yeto_torch.wire.transport", "yeto_torch.__version__") for item in learner
     )
 
 
@@ -115,7 +125,7 @@ def test_the_syncer_imports_of_the_learner_only_what_both_share(name):
 def test_the_learner_never_imports_the_syncer(name):
     """But for the mode without a syncer, which is the same mathematics in process."""
     syncer = {item for item in imported(SOURCES[name]) if within(item, "syncer")}
-    assert all(name == "yeto_torch/local.py" and within(item, "syncer.merge") for item in syncer)
+    assert all(name == "yeto_torch/offline/local.py" and within(item, "syncer.merge") for item in syncer)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -150,7 +160,7 @@ def test_the_package_imports_nothing_before_it_is_asked():
         if isinstance(node, ast.Import | ast.ImportFrom):
             assert roots(ast.unparse(node)) <= sys.stdlib_module_names
     code = (
-        "import sys, yeto_torch, yeto_torch.protocol.messages, yeto_torch.protocol.chunks, syncer\n"
+        "import sys, yeto_torch, yeto_torch.wire.messages, yeto_torch.wire.chunks, syncer\n"
         "heavy = {'torch', 'numpy', 'hydra', 'omegaconf', 'safetensors'} & set(sys.modules)\n"
         "sys.exit(f'loaded at import: {sorted(heavy)}' if heavy else 0)"
     )
