@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support.kernels import working
+from tests.support.kernel_switch import working
 
 settings.register_profile("suite", deadline=None)  # a busy machine must not make a property fail
 settings.load_profile("suite")

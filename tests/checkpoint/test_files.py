@@ -25,7 +25,7 @@ from syncer.checkpoint.files import (
     write_marker,
 )
 from syncer.checkpoint.format import FragmentRecord
-from tests.support.checkpoints import V1, V2, V3, V3_BARE, VECTORS, content, damaged, f32, golden_snapshot
+from tests.support.checkpoint_bytes import V1, V2, V3, V3_BARE, VECTORS, content, damaged, f32, golden_snapshot
 from tests.support.fake_disk import FakeDisk, PowerCutError
 from yeto_torch.wire.errors import LocalError, StateError
 

@@ -17,7 +17,7 @@ from syncer.checkpoint.format import (
     parse,
     write_parts,
 )
-from tests.support.checkpoints import (
+from tests.support.checkpoint_bytes import (
     CONTRACT,
     FINGERPRINT,
     V1,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import CONTRACT, FINGERPRINT
+from tests.support.checkpoint_bytes import CONTRACT, FINGERPRINT
 
 MIB = 1024 * 1024
 NUMEL = 25 * MIB  # 100 MiB of parameters, 100 MiB of momentum

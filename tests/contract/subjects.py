@@ -19,8 +19,8 @@ from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
 
-from tests.support.peer import Peer
 from tests.support.processes import WAIT_S, Processes
+from tests.support.scripted_learner import Peer
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.fragments import collect, layout_of
 from yeto_torch.wire.layout import contract_hash

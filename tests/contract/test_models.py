@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.contract.loop import holding
-from tests.support.files import final_state, saved
-from tests.support.learners import Learner, same_weights, training, wait_all
+from tests.support.real_learners import Learner, same_weights, training, wait_all
+from tests.support.saved_parameters import final_state, saved
 from yeto_torch.fragments import collect
 
 AT_ONCE = "schedule.sync_interval_steps=0"

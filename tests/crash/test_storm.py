@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.support.storm import MOMENTS, Storm
+from tests.support.killed_run import MOMENTS, Storm
 
 
 def weather(storm, blows, learner_kills):

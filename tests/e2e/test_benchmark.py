@@ -17,7 +17,7 @@ from tests.support.processes import child_environment, until
 from yeto_torch.demos.digits import Digits
 from yeto_torch.launcher.final import load_final
 
-SCRIPT = str(Path(__file__).parent.parent / "support" / "budget_train.py")
+SCRIPT = str(Path(__file__).parent.parent / "support" / "budget_learner_script.py")
 FAST = ("schedule.sync_interval_steps=4", "schedule.grace_ms=50", "merge.device=cpu")
 WAIT_S = 300.0  # for what takes some seconds: four cold starts of Python on a machine that others use as well
 

@@ -15,9 +15,9 @@ import pytest
 
 import yeto_torch.doctor.__main__ as doctor
 from tests.support.certificates import Authority
-from tests.support.learners import SCRIPT
 from tests.support.processes import ROOT, WAIT_S, child_environment
-from tests.support.proxy import Proxy
+from tests.support.real_learners import SCRIPT
+from tests.support.relay import Proxy
 from yeto_torch.doctor.listener import Listener
 from yeto_torch.doctor.meter import _Meter
 from yeto_torch.doctor.probe import LISTENER, Said, ask

@@ -11,8 +11,8 @@ import pytest
 
 from syncer.config.policy import DRIVE_LIMIT
 from syncer.core.drive import MERGES
-from tests.support.files import saved
-from tests.support.peer import Peer, random_values
+from tests.support.saved_parameters import saved
+from tests.support.scripted_learner import Peer, random_values
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment

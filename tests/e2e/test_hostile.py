@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from tests.support.hostile_run import Run
+from tests.support.attacked_run import Run
+from tests.support.attacker import Intruder, Wire, fresh_generation
 from tests.support.processes import until
-from tests.support.stranger import Intruder, Wire, fresh_generation
 from tests.wire.hostile import Attack, Ends, Scene, attacks
 from yeto_torch.wire.constants import WireDType
 

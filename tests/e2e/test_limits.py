@@ -12,10 +12,10 @@ import time
 
 import pytest
 
-from tests.support.hostile_run import Run
+from tests.support.attacked_run import Run
+from tests.support.attacker import Intruder, Wire, fresh_generation
 from tests.support.processes import until
-from tests.support.stranger import Intruder, Wire, fresh_generation
-from tests.support.support_net_wire import frame
+from tests.support.wire_by_hand import frame
 from tests.wire.hostile import data_hello, hello
 from yeto_torch.wire.constants import Direction, MergeMode, WireDType
 from yeto_torch.wire.layout import Fragment, Layout, Tensor

@@ -10,8 +10,8 @@ Source: protocol v4, merging, the outer step, wire dtypes; rulings on merge math
 import numpy as np
 import pytest
 
-from tests.support.peer import Journal, Peer, random_values
-from tests.support.replay import Replay, decode, to_bf16
+from tests.support.numpy_replay import Replay, decode, to_bf16
+from tests.support.scripted_learner import Journal, Peer, random_values
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 

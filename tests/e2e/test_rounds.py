@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.peer import Peer, random_values
 from tests.support.processes import until
+from tests.support.scripted_learner import Peer, random_values
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment, PullReq

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from tests.support.certificates import Authority
-from tests.support.learners import SCRIPT, Learner, same_weights, training, wait_all
-from tests.support.peer import Peer, random_values
-from tests.support.toy import toy
+from tests.support.real_learners import SCRIPT, Learner, same_weights, training, wait_all
+from tests.support.scripted_learner import Peer, random_values
+from tests.support.toy_model import toy
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.fragments import build_layout
 from yeto_torch.wire.constants import HEADER_BYTES, Direction, MergeMode, MessageType, WireDType

@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from tests.support.learners import SCRIPT
 from tests.support.processes import ROOT, WAIT_S, child_environment
+from tests.support.real_learners import SCRIPT
 
 
 class Terminal:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.learners import SCRIPT, start_script
-from tests.support.peer import Peer, random_values
+from tests.support.real_learners import SCRIPT, start_script
+from tests.support.scripted_learner import Peer, random_values
 from yeto_torch import Layout, YetoOuterOptimizer
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import ConnectionLostError, RefusedError

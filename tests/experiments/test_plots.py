@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from experiments import plots
 from experiments.records import Records
 from experiments.specs import ARMS, OUTER, Scale, arm_job, jobs_of
-from tests.support.evidence import made_up
+from tests.support.invented_records import made_up
 
 SCALE = Scale()
 

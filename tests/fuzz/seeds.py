@@ -7,8 +7,8 @@ import struct
 from pathlib import Path
 
 from tests.fuzz.targets import LAYOUT
-from tests.support.checkpoints import V1, V2, V3, V3_BARE
-from tests.support.support_net_wire import CASES, HELLO_G, chunks
+from tests.support.checkpoint_bytes import V1, V2, V3, V3_BARE
+from tests.support.wire_by_hand import CASES, HELLO_G, chunks
 from yeto_torch.wire.constants import Direction
 from yeto_torch.wire.messages import encode
 

@@ -25,8 +25,8 @@ from syncer.checkpoint.format import parse, write_parts
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.tape import Tape, merges, read_tape
-from tests.support.builders import Desk, syncer_policy
-from tests.support.checkpoints import content
+from tests.support.checkpoint_bytes import content
+from tests.support.coordinator_desk import Desk, syncer_policy
 from yeto_torch.learner.effects import Adopt, Install
 from yeto_torch.learner.session import Session
 from yeto_torch.wire import codec

@@ -12,8 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.support_learner_syncer import WAIT_S, ScriptedSyncer
-from tests.support.support_learner_world import (
+from tests.support.joined_learners import (
     await_session,
     flat,
     gradients,
@@ -24,6 +23,7 @@ from tests.support.support_learner_world import (
     vector,
     zero_gradients,
 )
+from tests.support.scripted_syncer import WAIT_S, ScriptedSyncer
 from yeto_torch import ConnectionLostError, PeerError, RefusedError, YetoOuterOptimizer
 from yeto_torch.learner.effects import Respond
 from yeto_torch.learner.link import Link, Outgoing

@@ -9,8 +9,7 @@ import warnings
 import pytest
 import torch
 
-from tests.support.support_learner_syncer import WAIT_S, ScriptedSyncer
-from tests.support.support_learner_world import (
+from tests.support.joined_learners import (
     await_session,
     gradients,
     heard,
@@ -20,6 +19,7 @@ from tests.support.support_learner_world import (
     vector,
     zero_gradients,
 )
+from tests.support.scripted_syncer import WAIT_S, ScriptedSyncer
 from yeto_torch import RefusedError, RunError
 from yeto_torch.wire.messages import BudgetDone, FinalAck, FinalManifest, InitParams
 

@@ -5,8 +5,7 @@ closure after the end.
 import pytest
 import torch
 
-from tests.support.support_learner_syncer import ScriptedSyncer
-from tests.support.support_learner_world import (
+from tests.support.joined_learners import (
     await_session,
     gradients,
     heard,
@@ -16,6 +15,7 @@ from tests.support.support_learner_world import (
     vector,
     zero_gradients,
 )
+from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch import RefusedError, RunError
 
 ANCHORS = [vector(1, 2, 3), vector(4, 5)]

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.support_learner_syncer import ScriptedGroup, ScriptedSyncer
-from tests.support.support_learner_world import await_session, heard, join, model_of, zero_gradients
-from tests.support.support_net_wire import chunk, frame
+from tests.support.joined_learners import await_session, heard, join, model_of, zero_gradients
+from tests.support.scripted_syncer import ScriptedGroup, ScriptedSyncer
+from tests.support.wire_by_hand import chunk, frame
 from yeto_torch import PeerError, RefusedError, YetoOuterOptimizer
 
 TOP = 2**64 - 1

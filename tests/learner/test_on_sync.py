@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.support_learner_syncer import ScriptedSyncer
-from tests.support.support_learner_world import heard, join, model_of, vector, zero_gradients
+from tests.support.joined_learners import heard, join, model_of, vector, zero_gradients
+from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch.config import LearnerConfig
 from yeto_torch.learner.syncs import Sync
 from yeto_torch.wire.messages import FinalAck

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.support.support_learner_syncer import ScriptedSyncer
-from tests.support.support_learner_world import gradients, heard, join, model_of, vector
+from tests.support.joined_learners import gradients, heard, join, model_of, vector
+from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch.learner.points import points_beside
 
 

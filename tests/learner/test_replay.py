@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.support_learner_syncer import ScriptedSyncer
-from tests.support.support_learner_world import await_session, flat, gradients, heard, join, model_of, pulled
+from tests.support.joined_learners import await_session, flat, gradients, heard, join, model_of, pulled
+from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch.wire.messages import PushFragment
 
 LR, ALPHA, STEPS = 0.125, 0.5, 60

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.support_learner_syncer import ScriptedSyncer
-from tests.support.support_learner_world import (
+from tests.support.joined_learners import (
     flat,
     gradients,
     heard,
@@ -15,7 +14,8 @@ from tests.support.support_learner_world import (
     vector,
     zero_gradients,
 )
-from tests.support.support_net_groups import until
+from tests.support.raw_sockets import until
+from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch.fragments import build_layout
 from yeto_torch.wire.codec import encode
 from yeto_torch.wire.constants import SLICE_BYTES, WireDType

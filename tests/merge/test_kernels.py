@@ -11,7 +11,7 @@ from syncer.merge.correction import Corrected
 from syncer.merge.gain import sampled
 from syncer.merge.merge import merge_and_measure
 from syncer.merge.nesterov import nesterov_step
-from tests.support.kernels import both_ways, same, working
+from tests.support.kernel_switch import both_ways, same, working
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import WireFragment
 

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from experiments.specs import EXPERIMENTS
-from tests.support.evidence import made_up, write
+from tests.support.invented_records import made_up, write
 
 NOTEBOOK = Path(__file__).resolve().parent.parent.parent / "notebooks" / "05_does_it_learn.ipynb"
 LIVE = ("training.run(", "fleet_of(trace")

@@ -25,7 +25,7 @@ from benchmarks.peers import Fleet
 from syncer.plan.forecast import forecast
 from syncer.plan.situation import Settings, Situation
 from syncer.tape import merges
-from tests.support.proxy import Pipe, Proxy
+from tests.support.relay import Pipe, Proxy
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.layout import WireFragment, WireLayout
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks.models import local_values, loss, whole_values, wrapped
-from tests.support.toy import digest, toy
+from tests.support.toy_model import digest, toy
 from yeto_torch import YetoOuterOptimizer
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.ranks.support import results, start_island
-from tests.support.files import final_state, saved
-from tests.support.learners import same_weights
+from tests.support.real_learners import same_weights
+from tests.support.saved_parameters import final_state, saved
 
 KEYS = ["preset=direct", "schedule.sync_interval_steps=0", "schedule.quorum=2", "schedule.grace_ms=100"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.ranks.support import raised, start_island
-from tests.support.support_learner_syncer import ScriptedSyncer
+from tests.support.scripted_syncer import ScriptedSyncer
 
 GROUP = "process_group=dist.group.WORLD"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.ranks.support import raised, start_island
-from tests.support.support_learner_syncer import ScriptedSyncer
+from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch.wire.messages import BudgetDone, FinalAck, PushFragment
 
 SHORT_S = 4.0  # a process group's timeout that a test outwaits

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from syncer.report.columns import columns_of
 from syncer.report.facts import facts_of
 from syncer.tape import merges
-from tests.support.tapes import START, answer, event, merge, start, written
+from tests.support.invented_tapes import START, answer, event, merge, start, written
 from yeto_torch.wire.errors import StateError
 
 

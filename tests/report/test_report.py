@@ -15,8 +15,8 @@ from importlib.util import find_spec
 import pytest
 
 import syncer.report.__main__ as report
+from tests.support.invented_tapes import START, answer, event, merge, start, written
 from tests.support.processes import ROOT, child_environment
-from tests.support.tapes import START, answer, event, merge, start, written
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PICTURES = ["pace", "latency", "participation", "contributions", "staleness", "norms", "drive", "trouble", "events"]

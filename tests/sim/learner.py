@@ -21,7 +21,7 @@ from tests.sim.scenario import WHOLE, Scenario
 from tests.sim.syncer import SyncerNode
 from tests.sim.wire import ByteConnection
 from tests.sim.world import SafetyError, Task, Thread, Wait, World
-from tests.support.builders import CONTRACT
+from tests.support.coordinator_desk import CONTRACT
 from yeto_torch.learner import session as sessions
 from yeto_torch.learner.effects import Adopt, Effect, Fail, Install, Respond, Write
 from yeto_torch.learner.exchange import Exchange

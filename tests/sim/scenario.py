@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from syncer.config.policy import OuterPolicy, SyncerPolicy
 from tests.sim.disk import CHECKPOINT
-from tests.support.builders import syncer_policy
+from tests.support.coordinator_desk import syncer_policy
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 

@@ -31,7 +31,7 @@ from tests.sim.judge import Judge
 from tests.sim.network import Connection
 from tests.sim.scenario import Scenario
 from tests.sim.world import SafetyError, Thread, Wait, World
-from tests.support.builders import CONTRACT, PROFILE
+from tests.support.coordinator_desk import CONTRACT, PROFILE
 from tests.support.fake_disk import PowerCutError
 from yeto_torch.wire import codec
 from yeto_torch.wire.errors import RunError, StateError

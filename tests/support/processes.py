@@ -205,11 +205,11 @@ def _start_cold(make: Make, argv: list[str], env: dict[str, str], cwd: Path, out
 
 
 class Zygote:
-    """This side of ``zygote.py``. Children may be started from any thread."""
+    """This side of ``fork_server.py``. Children may be started from any thread."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, str(Path(__file__).with_name("zygote.py")), str(theirs.fileno())]
+        command = [sys.executable, str(Path(__file__).with_name("fork_server.py")), str(theirs.fileno())]
         self._process = subprocess.Popen(command, env=child_environment(), cwd=ROOT, pass_fds=[theirs.fileno()])
         theirs.close()
         self._line = ours

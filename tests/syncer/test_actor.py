@@ -15,8 +15,8 @@ from syncer.core.coordinator import Coordinator
 from syncer.core.events import BeatArrived, Member
 from syncer.server import Server
 from syncer.tape import Tape, merges
-from tests.support.builders import PROFILE, syncer_policy
-from tests.support.peer import Peer, random_values
+from tests.support.coordinator_desk import PROFILE, syncer_policy
+from tests.support.scripted_learner import Peer, random_values
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 

@@ -13,7 +13,7 @@ from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
 from syncer.export import USAGE, export, run_command
 from syncer.migrate import USAGE as MIGRATE_USAGE
 from syncer.migrate import migrate
-from tests.support.checkpoints import CONTRACT, FINGERPRINT, V1, V2, V3, V3_BARE, content, f32, golden_snapshot
+from tests.support.checkpoint_bytes import CONTRACT, FINGERPRINT, V1, V2, V3, V3_BARE, content, f32, golden_snapshot
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 

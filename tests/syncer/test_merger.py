@@ -13,7 +13,7 @@ from syncer.core import effects as fx
 from syncer.core.events import Member
 from syncer.merge.iso import flatten_spectrum
 from syncer.merger import Merger, MergerEvent, PoolDrained
-from tests.support.builders import answer, syncer_policy
+from tests.support.coordinator_desk import answer, syncer_policy
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import StateError
 from yeto_torch.wire.layout import WireFragment, WireLayout

@@ -7,7 +7,7 @@ import pytest
 
 from syncer import progress
 from syncer.progress import Progress, Speed, View
-from tests.support.tapes import answer, merge
+from tests.support.invented_tapes import answer, merge
 
 
 def test_speed_is_that_of_the_window_and_sinks_when_nothing_moves():

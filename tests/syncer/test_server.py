@@ -16,7 +16,7 @@ from syncer.config.policy import SessionPolicy
 from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.server import Server
-from tests.support.builders import hello, layout_of, syncer_policy
+from tests.support.coordinator_desk import hello, layout_of, syncer_policy
 from yeto_torch.wire.constants import Direction, MessageType
 from yeto_torch.wire.frames import Frame, FrameReader
 from yeto_torch.wire.limits import GroupLimits

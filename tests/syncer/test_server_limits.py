@@ -17,9 +17,9 @@ from syncer.config.policy import SessionPolicy
 from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.reception import Decoding, Reception
-from tests.support.builders import CONTRACT, FINGERPRINT, hello, layout_of, syncer_policy
+from tests.support.coordinator_desk import CONTRACT, FINGERPRINT, hello, layout_of, syncer_policy
 from tests.support.processes import until
-from tests.support.support_net_wire import frame
+from tests.support.wire_by_hand import frame
 from tests.syncer.test_server import Caller, Door
 from yeto_torch.wire.constants import MessageType
 from yeto_torch.wire.errors import PeerError

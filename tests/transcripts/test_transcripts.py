@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.transcript import Learner, Syncer, play
+from tests.support.transcript_player import Learner, Syncer, play
 
 HERE = Path(__file__).parent
 MACHINES = {"session": Learner}

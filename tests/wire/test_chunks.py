@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.support_net_wire import golden
+from tests.support.wire_by_hand import golden
 from yeto_torch.wire import chunks as module
 from yeto_torch.wire.buffers import LARGE_BYTES, allocate
 from yeto_torch.wire.chunks import Reassembler, Slicer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.support_net_wire import CASES, LAYOUT_G, chunk, chunks, frame, golden, limits_to, same
+from tests.support.wire_by_hand import CASES, LAYOUT_G, chunk, chunks, frame, golden, limits_to, same
 from yeto_torch.wire.chunks import Reassembler
 from yeto_torch.wire.constants import BULK_TYPES, Direction, MessageType
 from yeto_torch.wire.errors import LocalError, PeerError

@@ -15,7 +15,7 @@ from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.reception import Decoding, Reception
-from tests.support.builders import Desk, hello, syncer_policy
+from tests.support.coordinator_desk import Desk, hello, syncer_policy
 from tests.wire.hostile import ATTACKS, LAYOUT, LEARNERS, PIPELINE, STRANGER, Attack, Ends, Scene, attacks
 from yeto_torch.wire.chunks import Reassembler
 from yeto_torch.wire.constants import Direction, MessageType, WireDType

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.kernels import both_ways, same
+from tests.support.kernel_switch import both_ways, same
 from yeto_torch.wire import codec
 from yeto_torch.wire.codec import kernels, plain, q4
 from yeto_torch.wire.constants import WireDType

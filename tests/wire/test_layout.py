@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.support_net_wire import GOLDEN, LAYOUT_G, golden
+from tests.support.wire_by_hand import GOLDEN, LAYOUT_G, golden
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.errors import PeerError, StateError
 from yeto_torch.wire.layout import (

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.support_net_wire import plain_layout
+from tests.support.wire_by_hand import plain_layout
 from yeto_torch.wire.constants import Direction, MessageType, WireDType
 from yeto_torch.wire.errors import PeerError
 from yeto_torch.wire.limits import FirstFrameLimits, GroupLimits

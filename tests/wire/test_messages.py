@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.support_net_wire import CASES, HELLO_G, LAYOUT_G, frame, golden, same
+from tests.support.wire_by_hand import CASES, HELLO_G, LAYOUT_G, frame, golden, same
 from yeto_torch.wire.constants import BULK_TYPES, MessageType, WireDType
 from yeto_torch.wire.errors import PeerError
 from yeto_torch.wire.messages import (

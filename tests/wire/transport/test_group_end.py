@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.support_net_groups import LAYOUT, PATIENCE_S, SMALL_BUFFER, Recorder, Rig, loopback, reset, until
-from tests.support.support_net_wire import chunk, frame, limits_to
+from tests.support.raw_sockets import LAYOUT, PATIENCE_S, SMALL_BUFFER, Recorder, Rig, loopback, reset, until
+from tests.support.wire_by_hand import chunk, frame, limits_to
 from yeto_torch.wire.constants import Direction, MessageType
 from yeto_torch.wire.errors import LocalError, PeerError
 from yeto_torch.wire.messages import (

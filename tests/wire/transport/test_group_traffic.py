@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
-from tests.support.support_net_groups import LAYOUT, PATIENCE_S, SMALL_BUFFER, Rig, until
-from tests.support.support_net_wire import chunks, frame, plain_layout, same
+from tests.support.raw_sockets import LAYOUT, PATIENCE_S, SMALL_BUFFER, Rig, until
+from tests.support.wire_by_hand import chunks, frame, plain_layout, same
 from yeto_torch.wire.constants import SLICE_BYTES, Direction, MessageType
 from yeto_torch.wire.messages import (
     BcastFragment,

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from tests.support.support_net_groups import LAYOUT, PATIENCE_S, Rig
-from tests.support.support_net_wire import chunks, limits_to
+from tests.support.raw_sockets import LAYOUT, PATIENCE_S, Rig
+from tests.support.wire_by_hand import chunks, limits_to
 from yeto_torch.wire.constants import Direction
 from yeto_torch.wire.messages import (
     BcastFragment,

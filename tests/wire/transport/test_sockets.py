@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.support.support_net_groups import PATIENCE_S, SMALL_BUFFER, loopback, reset, until
-from tests.support.support_net_wire import HELLO_G, frame, golden, same
+from tests.support.raw_sockets import PATIENCE_S, SMALL_BUFFER, loopback, reset, until
+from tests.support.wire_by_hand import HELLO_G, frame, golden, same
 from yeto_torch.wire.errors import PeerError
 from yeto_torch.wire.messages import BcastFragment, Error, decode, encode
 from yeto_torch.wire.transport import sockets

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from tests.support.certificates import Authority
-from tests.support.support_net_groups import LAYOUT, PATIENCE_S, SMALL_BUFFER, Recorder, loopback, until
-from tests.support.support_net_wire import HELLO_G, frame, limits_to, same
+from tests.support.raw_sockets import LAYOUT, PATIENCE_S, SMALL_BUFFER, Recorder, loopback, until
+from tests.support.wire_by_hand import HELLO_G, frame, limits_to, same
 from yeto_torch.wire.constants import Direction, WireDType
 from yeto_torch.wire.errors import PeerError
 from yeto_torch.wire.messages import BcastFragment, Error, Heartbeat, PushFragment, decode, encode

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import torch
 
-from tests.support.toy import digest, flat, loss_of, toy
+from tests.support.toy_model import digest, flat, loss_of, toy
 from yeto_torch import YetoOuterOptimizer
 
 

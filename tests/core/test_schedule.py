@@ -11,7 +11,7 @@ from syncer.core.events import Member
 from syncer.core.pace import Pace
 from syncer.core.rounds import RoundState
 from syncer.core.schedule import Schedule
-from tests.support.builders import schedule_policy
+from tests.support.coordinator_desk import schedule_policy
 from yeto_torch.wire.layout import version_at
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "schedule.json").read_text(encoding="utf-8"))

@@ -99,7 +99,7 @@ if __name__ == "__main__":
 
     import syncer.config.compose
     import syncer.run  # noqa: F401
-    import tests.support.toy  # noqa: F401
+    import tests.support.toy_model  # noqa: F401
     import yeto_torch.optimizer  # noqa: F401
 
     gc.freeze()

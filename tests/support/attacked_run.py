@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.support.peer import Peer
+from tests.support.attacker import descriptors, status
 from tests.support.processes import Processes, Syncer
-from tests.support.stranger import descriptors, status
+from tests.support.scripted_learner import Peer
 from tests.wire.hostile import CONTRACT, FINGERPRINT, LAYOUT, LEARNERS
 from yeto_torch.wire.codec import as_tensor, check_finite
 from yeto_torch.wire.constants import MergeMode, WireDType

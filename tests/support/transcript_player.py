@@ -15,7 +15,7 @@ from typing import Any
 from syncer.config.policy import SessionPolicy
 from syncer.core import effects as fx
 from syncer.core.events import Member
-from tests.support.builders import FINGERPRINT, Desk, syncer_policy
+from tests.support.coordinator_desk import FINGERPRINT, Desk, syncer_policy
 from yeto_torch.learner.effects import Adopt, Fail, Install, Respond
 from yeto_torch.learner.session import Session
 from yeto_torch.wire.constants import WireDType

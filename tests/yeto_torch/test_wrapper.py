@@ -12,8 +12,8 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tests.support.support_learner_syncer import ScriptedSyncer
-from tests.support.support_learner_world import join, vector, zero_gradients
+from tests.support.joined_learners import join, vector, zero_gradients
+from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch import YetoOuterOptimizer
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from syncer.core import effects as fx
 from syncer.core.events import BeatArrived, Member
-from tests.support.builders import Desk, syncer_policy
+from tests.support.coordinator_desk import Desk, syncer_policy
 
 LEARNERS, TIMEOUT_S = 4, 10
 

@@ -326,7 +326,7 @@ def test_a_folder_or_tape_this_user_may_not_write_to():
         (folder / "tape").chmod(0o444)
         code = (
             "import os, sys; sys.path[:0] = sys.argv[1:3]\n"
-            "from test_config import refused\n"
+            "from test_keys import refused\n"
             "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "for key, file in ('checkpoint.path', 'new'), ('tape.path', 'new'), ('tape.path', 'tape'):\n"
             "    message = refused({key: f'{sys.argv[3]}/{file}'})\n"

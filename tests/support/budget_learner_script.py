@@ -1,10 +1,10 @@
 """A user's learner for the benchmark, as small as it gets, and the ways in which one can spoil an experiment.
 
-    budget_train.py [what is wrong with the last learner [matrix merge, wire dtype]]
+    budget_learner_script.py [what is wrong with the last learner [matrix merge, wire dtype]]
 
 What can be wrong: twice, short, killed, untidy, broken, early; and slow, of all.
 
-It is started by ``python -m syncer.benchmark ... -- budget_train.py``, which tells it all it needs by the environment.
+``python -m syncer.benchmark ... -- budget_learner_script.py`` starts it and tells it all it needs by the environment.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from tests.support.toy import loss_of, toy
+from tests.support.toy_model import loss_of, toy
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.wire.messages import BudgetDone
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.support.support_net_wire import limits_to, plain_layout
+from tests.support.wire_by_hand import limits_to, plain_layout
 from yeto_torch.wire.constants import Direction, WireDType
 from yeto_torch.wire.layout import WireLayout
 from yeto_torch.wire.messages import Message

@@ -4,7 +4,7 @@ import pytest
 
 from syncer.core.events import Member
 from syncer.core.rounds import Rejection, Round, RoundState
-from tests.support.builders import answer
+from tests.support.coordinator_desk import answer
 
 A, B, C, D = (Member(i, 10 + i) for i in range(4))
 

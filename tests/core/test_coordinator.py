@@ -6,7 +6,7 @@ from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.coordinator import Phase, ResumePoint
 from syncer.core.events import Member
-from tests.support.builders import Desk, hello, syncer_policy
+from tests.support.coordinator_desk import Desk, hello, syncer_policy
 from yeto_torch.wire.constants import U64_MAX
 
 OTHER = b"\x33" * 32

@@ -6,7 +6,7 @@ import pytest
 
 from syncer.config.policy import SessionPolicy
 from syncer.core.admission import Admission
-from tests.support.builders import CONTRACT, FINGERPRINT, PROFILE, hello, layout_of
+from tests.support.coordinator_desk import CONTRACT, FINGERPRINT, PROFILE, hello, layout_of
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.layout import WireFragment, WireLayout
 

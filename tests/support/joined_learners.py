@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.support.support_learner_syncer import WAIT_S, ScriptedSyncer
+from tests.support.scripted_syncer import WAIT_S, ScriptedSyncer
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.learner.session import Session
 

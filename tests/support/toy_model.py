@@ -1,6 +1,6 @@
 """The small model that test learners train, and its data: nothing random but by the arguments.
 
-Kept apart from ``learners.py``, so that a learner process need not import the test runner.
+Kept apart from ``real_learners.py``, so that a learner process need not import the test runner.
 """
 
 from __future__ import annotations

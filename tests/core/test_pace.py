@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncer.core.events import Member
 from syncer.core.pace import Pace, grace_window_s
-from tests.support.builders import schedule_policy
+from tests.support.coordinator_desk import schedule_policy
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "schedule.json").read_text(encoding="utf-8"))
 A, B, C = Member(0, 1), Member(1, 1), Member(2, 1)

@@ -9,7 +9,7 @@ from syncer.core import events as ev
 from syncer.core.coordinator import Phase
 from syncer.core.cutoff import Cutoff
 from syncer.core.events import Member
-from tests.support.builders import Desk, syncer_policy
+from tests.support.coordinator_desk import Desk, syncer_policy
 from yeto_torch.wire.constants import MessageType
 
 BUDGET = 40

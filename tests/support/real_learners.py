@@ -1,4 +1,4 @@
-"""Real learners for tests: in threads of this process, or as processes of their own (``train.py`` beside this file).
+"""Real learners for tests: in threads of this process, or as processes that run ``learner_script.py`` beside this file.
 
 A learner in a thread is a real ``YetoOuterOptimizer`` on real sockets; its constructor waits for the whole fleet, which
 is why it lives on a thread. After every step it notes what changed, so that a test can compare learners merge by merge.
@@ -20,11 +20,11 @@ import torch
 from torch import nn
 
 from tests.support.processes import Processes, Running
-from tests.support.toy import digest, flat, loss_of, toy
+from tests.support.toy_model import digest, flat, loss_of, toy
 from yeto_torch import YetoOuterOptimizer
 
 WAIT_S = 60.0
-SCRIPT = str(Path(__file__).with_name("train.py"))
+SCRIPT = str(Path(__file__).with_name("learner_script.py"))
 
 
 class Learner(threading.Thread):
@@ -173,7 +173,7 @@ def training(*learners: Learner) -> Iterator[tuple[Learner, ...]]:
 def start_script(
     processes: Processes, address: str, learner_id: int, *, out: Path | None = None, cold: bool = False, **options: Any
 ) -> Running:
-    """``train.py`` as a process of its own; ``options`` are its own and those of the optimizer (``optimizer=``)."""
+    """``learner_script.py`` as a process; ``options`` are its own and those of the optimizer (``optimizer=``)."""
     settings = {"out": None if out is None else str(out), **options}
     env = {"YETO_SYNCER": address, "YETO_LEARNER_ID": str(learner_id)}
     return processes.start(f"learner {learner_id}", [SCRIPT, json.dumps(settings)], env, cold=cold)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support.support_net_wire import frame
+from tests.support.wire_by_hand import frame
 from tests.wire.hostile import LAYOUT, Said, Scene, data_hello, hello
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.layout import WireLayout

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from syncer.core import effects as fx
 from syncer.core.events import Member
 from syncer.core.guard import outliers
-from tests.support.builders import Desk, answer, syncer_policy
+from tests.support.coordinator_desk import Desk, answer, syncer_policy
 
 norms = st.floats(0, 1e40) | st.integers(0, 5)
 rounds = st.lists(st.tuples(norms, st.sampled_from([0, 1, 10])), max_size=9)
