@@ -196,7 +196,7 @@ class Actor:
         match effect:
             case fx.Admit():
                 self._admit(effect)
-            case fx.Refuse(ticket, text):
+            case fx.RefuseHello(ticket, text):
                 self.server.refuse(ticket, text)
             case fx.Expel(member, text):
                 self.server.expel(member, text)

@@ -57,7 +57,7 @@ class Merged:
     momentum: float = 0.0
 
     def finish(self) -> None:
-        """The gradient is whole."""
+        """The gradient is complete."""
         if self.answers is not None:
             self.alignment, self.answers = self.answers.against(self.gradient), None
         self.seconds = time.monotonic() - self.started_at

@@ -83,7 +83,7 @@ class Reception:
     """One group's inbound side.
 
     Args:
-        policy: the pipeline bounds the tensors that wait; the norm guard asks for norms.
+        policy: the pipeline bounds the tensors that wait; ``merge.max_norm_ratio`` asks for norms.
         device: where decoded gradients go.
         post: hands an event to the actor.
         decoding: through which tensors go to the actor.
@@ -103,7 +103,7 @@ class Reception:
     ) -> None:
         self._device, self._post, self._decoding = device, post, decoding
         self._member, self._hello = member, hello
-        self._guarded = policy.merge.max_norm_ratio is not None
+        self._wants_norms = policy.merge.max_norm_ratio is not None
         self._on_first_beat = on_first_beat
         self._beats = False
         self._events = Semaphore(_MAX_EVENTS)
@@ -163,7 +163,7 @@ class Reception:
             learner_weight(push.c_tokens, push.c_steps),
             len(push.data),
             gradient,
-            total_norm(gradient) if self._guarded else 0.0,
+            total_norm(gradient) if self._wants_norms else 0.0,
         )
 
     def _check_id(self, learner_id: int, name: str) -> None:

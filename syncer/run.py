@@ -17,7 +17,7 @@ from threading import Thread
 from syncer.actor import Actor, clock
 from syncer.checkpoint import files
 from syncer.checkpoint.format import CheckpointFacts, Snapshot
-from syncer.checkpoint.resume import Refuse, at_hello, at_start
+from syncer.checkpoint.resume import RefuseResume, at_hello, at_start
 from syncer.config.policy import CheckpointPolicy, SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
@@ -103,7 +103,7 @@ def _coordinator(policy: SyncerPolicy, profile: bytes, snapshot: Snapshot | None
 def _resume_check(facts: CheckpointFacts) -> Callable[[WireLayout, bytes, bytes], str | None]:
     def check(layout: WireLayout, fingerprint: bytes, contract: bytes) -> str | None:
         decision = at_hello(facts, layout, fingerprint, contract)
-        return decision.reason if isinstance(decision, Refuse) else None
+        return decision.reason if isinstance(decision, RefuseResume) else None
 
     return check
 
@@ -130,7 +130,7 @@ def _load(policy: SyncerPolicy) -> Snapshot | None:
         return None
     snapshot = files.read_checkpoint(checkpoint.path)
     decision = at_start(snapshot.facts, int(policy.merge.iso_backend), policy.total_steps)
-    if isinstance(decision, Refuse):
+    if isinstance(decision, RefuseResume):
         raise StateError(f"checkpoint {checkpoint.path}: {decision.reason}")
     log.info("resuming from %s at step %d", checkpoint.path, snapshot.step)
     return snapshot

@@ -31,7 +31,7 @@ import torch
 from syncer.config.policy import SecurityPolicy, SyncerPolicy
 from syncer.core import events as ev
 from syncer.core.events import Member
-from syncer.core.ration import Ration, remark
+from syncer.core.rate_limiter import RateLimiter, remark
 from syncer.descriptors import max_descriptors
 from syncer.reception import Decoding, Post, Reception
 from yeto_torch.wire.buffers import Spare
@@ -117,7 +117,7 @@ class Server:
         self._early: OrderedDict[int, tuple[Member, _Early]] = OrderedDict()
         self._numbers = itertools.count(1)
         self._refusals = Semaphore(self._at_most(_MAX_REFUSALS))
-        self._refusal_lines = Ration(_REFUSAL_LINES)
+        self._refusal_lines = RateLimiter(_REFUSAL_LINES)
         self._first_limits = FirstFrameLimits()
         self._layout: WireLayout | None = None  # of the session
         self._long_hellos, self._reading_long = Semaphore(_MAX_LONG_HELLOS), Lock()

@@ -104,7 +104,7 @@ class GlobalState:
 
         Args:
             gradient: [numel] f32 on ``device``, the merged signed outer gradient.
-            norm: its length, if known.
+            norm: its l2 norm, if known.
 
         Raises:
             RunError: the gradient, or the state after it, would not be finite. Nothing has changed then.
@@ -116,13 +116,13 @@ class GlobalState:
             raise LocalError(f"commit of step {step} on fragment {fragment} after step {self.step}")
         target = self._get(fragment)
         try:
-            momentum, room = target.momentum, self._room(target)
-            nesterov_step(target.params, momentum, gradient, lr, momentum_coefficient, target.bounds, norm, room)
+            momentum, scratch = target.momentum, self._scratch(target)
+            nesterov_step(target.params, momentum, gradient, lr, momentum_coefficient, target.bounds, norm, scratch)
         except RunError as error:
             raise RunError(f"step {step}, fragment {fragment}: {error}") from error
         target.payload = None
-        if room is not None and target.wanted is not None:
-            target.payload = (target.wanted, codec.encode(room, target.wanted).toreadonly())
+        if scratch is not None and target.wanted is not None:
+            target.payload = (target.wanted, codec.encode(scratch, target.wanted).toreadonly())
         target.version = self.step = step
 
     def broadcast_bytes(self, fragment: int, dtype: WireDType) -> memoryview:
@@ -157,7 +157,7 @@ class GlobalState:
         source = self._get(fragment)
         return source.params.cpu(), source.momentum.cpu()
 
-    def _room(self, fragment: _Fragment) -> Tensor | None:
+    def _scratch(self, fragment: _Fragment) -> Tensor | None:
         """For the next version's broadcast, if its dtype is known and it costs no download."""
         if fragment.wanted is None or self.device.type != "cpu":
             return None

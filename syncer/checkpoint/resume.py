@@ -28,13 +28,13 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseResume:
     """Continuing would be wrong. ``reason`` is one sentence for whoever asked."""
 
     reason: str
 
 
-Decision: TypeAlias = Resume | Refuse
+Decision: TypeAlias = Resume | RefuseResume
 
 
 def at_start(facts: CheckpointFacts, backend: int, total_steps: int) -> Decision:
@@ -46,17 +46,17 @@ def at_start(facts: CheckpointFacts, backend: int, total_steps: int) -> Decision
         total_steps: the configured number of outer steps; a file exactly there goes on to finalization.
     """
     if facts.version == 1 or facts.backend is None:
-        return Refuse(
+        return RefuseResume(
             "a V1 checkpoint does not say which iso backend wrote it, so it cannot be resumed; "
             "`python -m syncer.migrate` rewrites it once you can vouch for backend and layout"
         )
     if facts.backend != backend:
-        return Refuse(
+        return RefuseResume(
             f"the checkpoint was written with iso backend {IsoBackend(facts.backend).key}, "
             f"but merge.iso_backend is {IsoBackend(backend).key}"
         )
     if facts.step > total_steps:
-        return Refuse(f"the checkpoint is at step {facts.step}, beyond total_steps={total_steps}")
+        return RefuseResume(f"the checkpoint is at step {facts.step}, beyond total_steps={total_steps}")
     return Resume()
 
 
@@ -70,16 +70,16 @@ def at_hello(facts: CheckpointFacts, layout: WireLayout, fingerprint: bytes, con
         contract: 32 bytes, the session contract.
     """
     if facts.fingerprint is not None and facts.fingerprint != fingerprint:
-        return Refuse(
+        return RefuseResume(
             f"the checkpoint belongs to layout {_short(facts.fingerprint)}, this session has {_short(fingerprint)}"
         )
     if facts.contract is None and contract != fingerprint:
-        return Refuse(
+        return RefuseResume(
             f"the checkpoint carries no contract and resumes only under its fingerprint {_short(fingerprint)}, "
             f"this session has contract {_short(contract)}"
         )
     if facts.contract is not None and facts.contract != contract:
-        return Refuse(
+        return RefuseResume(
             f"the checkpoint belongs to contract {_short(facts.contract)}, this session has {_short(contract)}"
         )
     return _sizes(facts, layout)
@@ -87,14 +87,14 @@ def at_hello(facts: CheckpointFacts, layout: WireLayout, fingerprint: bytes, con
 
 def _sizes(facts: CheckpointFacts, layout: WireLayout) -> Decision:
     if len(facts.numels) != len(layout):
-        return Refuse(f"the checkpoint has {len(facts.numels)} fragments, this session has {len(layout)}")
+        return RefuseResume(f"the checkpoint has {len(facts.numels)} fragments, this session has {len(layout)}")
     for index, (ours, theirs) in enumerate(zip(facts.numels, layout.numels, strict=True)):
         if ours != theirs:
-            return Refuse(f"fragment {index} has {ours} values in the checkpoint and {theirs} in this session")
+            return RefuseResume(f"fragment {index} has {ours} values in the checkpoint and {theirs} in this session")
     if facts.fingerprint is None:
         for index, fragment in enumerate(layout.fragments):
             if len(fragment.numels) != 1:
-                return Refuse(
+                return RefuseResume(
                     f"a V{facts.version} checkpoint records no layout, and fragment {index} groups "
                     f"{len(fragment.numels)} tensors, so it cannot be resumed without an audited migration"
                 )

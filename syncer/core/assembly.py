@@ -37,7 +37,7 @@ class Assembly:
         return tuple(f for f, done in enumerate(self._initialized) if done)
 
     @property
-    def whole(self) -> bool:
+    def all_initialized(self) -> bool:
         """Does every fragment have parameters?"""
         return all(self._initialized)
 
@@ -68,7 +68,9 @@ class Assembly:
         elif self._quorum_since is None:
             self._quorum_since = now
         start_at = self.start_at
-        return self.whole and (connected == self._policy.learners or (start_at is not None and now >= start_at))
+        return self.all_initialized and (
+            connected == self._policy.learners or (start_at is not None and now >= start_at)
+        )
 
     @property
     def start_at(self) -> float | None:
@@ -86,7 +88,7 @@ class Assembly:
             noun = "learner" if len(away) == 1 else "learners"
             verb = "is" if len(away) == 1 else "are"
             parts.append(f"{noun} {', '.join(map(str, away))} {verb} not connected")
-        if not self.whole:
+        if not self.all_initialized:
             cure = "" if away else "; if it sent them to an earlier process of the syncer, restart it"
             parts.append(f"learner 0 has not sent all starting values{cure}")
         return "assembling: " + " and ".join(parts)

@@ -30,7 +30,7 @@ from syncer.core.events import Member
 from syncer.core.finalization import Finalization
 from syncer.core.flight import Flight
 from syncer.core.ledger import Ledger, LedgerRow
-from syncer.core.ration import Ration, remark
+from syncer.core.rate_limiter import RateLimiter, remark
 from syncer.core.rejections import Rejections
 from syncer.core.roster import Roster
 from yeto_torch.wire.constants import MessageType
@@ -74,7 +74,7 @@ class Coordinator:
         self._assembly: Assembly | None = None
         self._finalization: Finalization | None = None
         self._rejections = Rejections()
-        self._comings = Ration(max(_COMINGS, 4 * policy.learners))
+        self._comings = RateLimiter(max(_COMINGS, 4 * policy.learners))
         self._cutoff = _cutoff(policy)
         self._ungreeted: set[Member] = set()  # joined while the cut was prepared
         self._effects: list[fx.Effect] = []
@@ -227,7 +227,7 @@ class Coordinator:
         hello = event.hello
         refusal = self._ending_refusal(hello.learner_id) or self._admission.decide(hello)
         if refusal is not None:
-            self._do(fx.Refuse(event.ticket, refusal))
+            self._do(fx.RefuseHello(event.ticket, refusal))
             self._do(*self._rejections.lines(now, "hello", hello.learner_id, refusal))
             return
         member = Member(hello.learner_id, hello.generation)
@@ -358,7 +358,7 @@ class Coordinator:
     def _cut_off(self) -> None:
         """Close the process once everybody has reported and there is a whole state to publish."""
         before_the_cut = self.phase in (Phase.ASSEMBLING, Phase.RUNNING)
-        if before_the_cut and self._cutoff is not None and self._cutoff.complete and self._start_state.whole:
+        if before_the_cut and self._cutoff is not None and self._cutoff.complete and self._start_state.all_initialized:
             self._begin_cut()
 
     @property
@@ -467,7 +467,7 @@ class Coordinator:
 
     def _save(self) -> None:
         """Make the last contiguous commit durable, once there is a whole state."""
-        if self._policy.checkpoint.path is not None and self._assembly is not None and self._assembly.whole:
+        if self._policy.checkpoint.path is not None and self._assembly is not None and self._assembly.all_initialized:
             self._do(fx.SaveCheckpoint(self.committed, self._ledger.rows()))
 
     def _fail(self, text: str) -> None:

@@ -26,7 +26,7 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseHello:
     """ERROR with this sentence to the socket behind ``ticket``, and close it."""
 
     ticket: int
@@ -176,7 +176,7 @@ class Finish:
 
 Effect = (
     Admit
-    | Refuse
+    | RefuseHello
     | Expel
     | Release
     | Initialize

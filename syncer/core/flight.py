@@ -15,10 +15,10 @@ from __future__ import annotations
 from syncer.config.policy import SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core.events import Member, PushArrived
-from syncer.core.guard import outliers
 from syncer.core.ledger import Ledger
+from syncer.core.outliers import find_outliers
 from syncer.core.pace import Pace
-from syncer.core.ration import Ration, remark
+from syncer.core.rate_limiter import RateLimiter, remark
 from syncer.core.record import merge_line
 from syncer.core.rejections import Rejections
 from syncer.core.rounds import Rejection, Round, RoundState
@@ -40,7 +40,7 @@ class Flight:
         self, policy: SyncerPolicy, fragments: int, committed: int, ledger: Ledger, rejections: Rejections
     ) -> None:
         self._policy, self._ledger, self._rejections = policy, ledger, rejections
-        self._retries = Ration(_RETRIES)
+        self._retries = RateLimiter(_RETRIES)
         self.pace = Pace(policy.schedule)
         self.schedule = Schedule(policy.schedule, fragments, policy.total_steps, committed, self.pace)
 
@@ -109,7 +109,7 @@ class Flight:
     def _merge(self, round_: Round, now: float) -> Effects:
         round_.state = RoundState.MERGING
         ratio = self._policy.merge.max_norm_ratio
-        round_.outliers = outliers(round_.ordered_responses, ratio)
+        round_.outliers = find_outliers(round_.ordered_responses, ratio)
         effects: Effects = []
         for outlier in round_.outliers:
             reason = f"norm {outlier.norm:.3g} exceeds {ratio:g} times the round's median, {outlier.median:.3g}"

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from syncer.core import effects as fx
-from syncer.core.ration import Ration, remark
+from syncer.core.rate_limiter import RateLimiter, remark
 
 _LINES = 64  # a minute on the tape and in the log, for HELLOs and for answers each: strangers must not silence learners
 
 
 class Rejections:
-    """Counts since the last merge line, and a ration of lines per minute."""
+    """Counts since the last merge line, and so many lines per minute."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._rations: defaultdict[str, Ration] = defaultdict(lambda: Ration(_LINES))
+        self._limiters: defaultdict[str, RateLimiter] = defaultdict(lambda: RateLimiter(_LINES))
 
     def count(self, reason: str) -> None:
         """One more answer did not count, for the next merge line."""
@@ -28,8 +28,8 @@ class Rejections:
         return counts
 
     def lines(self, now: float, what: str, learner_id: int, reason: str, **fields: int) -> list[fx.Effect]:
-        """The tape line and log line of one refusal; nothing once this minute's ration is used up."""
-        kept_back = self._rations[what].take(now)
+        """The tape line and log line of one refusal; nothing once this minute has had its lines."""
+        kept_back = self._limiters[what].take(now)
         if kept_back is None:
             return []
         at = "".join(f", {key} {value}" for key, value in fields.items())

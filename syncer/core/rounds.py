@@ -25,7 +25,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from syncer.core.events import Member, PushArrived
-from syncer.core.guard import Outlier
+from syncer.core.outliers import Outlier
 
 
 class RoundState(Enum):

@@ -55,7 +55,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A worker returned a sound result for the job it was given."""
+    """A worker returned a result of the right shape, finite, for the job it was given."""
 
     worker: int
 
@@ -109,7 +109,7 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseJob:
     """The submission is not taken."""
 
     job: int
@@ -128,7 +128,7 @@ class Poison:
     reason: str
 
 
-Effect = Assign | Deliver | Withdraw | Refuse | Stop | Poison
+Effect = Assign | Deliver | Withdraw | RefuseJob | Stop | Poison
 
 
 class SvdLedger:
@@ -229,9 +229,9 @@ class SvdLedger:
 
     def _submit(self, job: int, now: float) -> list[Effect]:
         if self.reason is not None:
-            return [Refuse(job, self.reason)]
+            return [RefuseJob(job, self.reason)]
         if self.state in (State.DRAINING, State.DRAINED):
-            return [Refuse(job, "the exact-SVD pool takes no more work: it is drained")]
+            return [RefuseJob(job, "the exact-SVD pool takes no more work: it is drained")]
         self._waiting.append(job)
         self._due[job] = now + self._request_timeout_s
         return self._advance()

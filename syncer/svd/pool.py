@@ -223,7 +223,7 @@ class SvdPool:
                 case lg.Withdraw(job):
                     del self._jobs[job]
                     self._on_event(Withdrawn(job))
-                case lg.Refuse(job, reason):
+                case lg.RefuseJob(job, reason):
                     self._jobs.pop(job, None)
                     refused = reason
                 case lg.Stop():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from syncer.checkpoint.format import CheckpointFacts
-from syncer.checkpoint.resume import Refuse, Resume, at_hello, at_start
+from syncer.checkpoint.resume import RefuseResume, Resume, at_hello, at_start
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import WireFragment, WireLayout
 
@@ -22,7 +22,7 @@ LONGER = WireLayout((*SINGLE.fragments, WireFragment(MergeMode.AVG, (1,))))
 
 
 def judged(decision):
-    return decision.reason if isinstance(decision, Refuse) else decision
+    return decision.reason if isinstance(decision, RefuseResume) else decision
 
 
 @pytest.mark.parametrize("facts", [V3, V3_BARE, V2])

@@ -90,15 +90,15 @@ class TestAssembling:
         d = desk(session=None)
         d.join(0)
         d.join(1, contract=OTHER)
-        assert [e.ticket for e in d.latest(fx.Refuse)] == [2]
+        assert [e.ticket for e in d.latest(fx.RefuseHello)] == [2]
         assert 1 not in d.members
         assert d.notes("reject")[0]["what"] == "hello"
 
     def test_a_replayed_hello_does_not_disturb_the_living_group(self):
         d = desk().assemble()
         d.join(1, 1)
-        assert "admitted before" in d.latest(fx.Refuse)[0].text
-        assert not d.push(1, 1, base_version=0) or not d.latest(fx.Refuse)
+        assert "admitted before" in d.latest(fx.RefuseHello)[0].text
+        assert not d.push(1, 1, base_version=0) or not d.latest(fx.RefuseHello)
         d.push(0, 1)
         assert d.coordinator.committed == 1
 
@@ -170,7 +170,7 @@ class TestResuming:
     def test_what_only_a_hello_can_tell_refuses_that_hello_only(self):
         d = desk(learners=1, resumed=checkpoint(3, lambda _l, _f, contract: "no" if contract == OTHER else None))
         d.join(0, 1, contract=OTHER)
-        assert d.latest(fx.Refuse)[0].text == "no"
+        assert d.latest(fx.RefuseHello)[0].text == "no"
         d.join(0, 2)
         assert d.coordinator.phase is Phase.RUNNING
 
@@ -555,7 +555,7 @@ class TestTheEnd:
         d.push(0, 1)
         d.push(1, 1)
         d.join(2, 2)
-        assert "the run is ending" in d.latest(fx.Refuse)[0].text
+        assert "the run is ending" in d.latest(fx.RefuseHello)[0].text
         d.ack(0)
         d.ack(1)
         assert d.finish.code == 0

@@ -1,4 +1,4 @@
-"""Who may enter, over real processes and real sockets: TLS, keys, profiles, contracts, replays, and the poison guard.
+"""Who may enter, over real processes and real sockets: TLS, keys, profiles, contracts, replays, and outliers.
 
 Source: README, "Over the internet"; SECURITY.md; rulings on HELLO and identities.
 """

@@ -157,7 +157,7 @@ class Judge:
                 self._joined(member)
             case fx.Expel(member, text):
                 raise SafetyError(f"{member} is honest and was expelled: {text}")
-            case fx.Refuse(_, text):
+            case fx.RefuseHello(_, text):
                 self.claim("the run is ending" in text, f"an honest HELLO was refused: {text}")
             case fx.SendPull():
                 self._pulled(effect)

@@ -15,7 +15,7 @@ import torch
 
 from syncer.checkpoint.files import remove_marker, write_checkpoint, write_marker
 from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
-from syncer.checkpoint.resume import Refuse, at_hello, at_start
+from syncer.checkpoint.resume import RefuseResume, at_hello, at_start
 from syncer.core import coordinator as core
 from syncer.core import effects as fx
 from syncer.core import events as ev
@@ -139,13 +139,13 @@ class Process:
         if snapshot is None:
             return None
         refusal = at_start(snapshot.facts, int(self._policy.merge.iso_backend), self._policy.total_steps)
-        if isinstance(refusal, Refuse):
+        if isinstance(refusal, RefuseResume):
             raise SafetyError(f"our own checkpoint is refused: {refusal.reason}")
         rows = tuple((e.learner, e.merges, e.steps, e.tokens) for e in snapshot.ledger)
 
         def check(layout: Any, fingerprint: bytes, contract: bytes) -> str | None:
             decision = at_hello(snapshot.facts, layout, fingerprint, contract)
-            return decision.reason if isinstance(decision, Refuse) else None
+            return decision.reason if isinstance(decision, RefuseResume) else None
 
         return core.ResumePoint(snapshot.step, rows, check)
 
@@ -272,7 +272,7 @@ class Process:
         match effect:
             case fx.Admit():
                 self._admit(effect)
-            case fx.Refuse(ticket, text):
+            case fx.RefuseHello(ticket, text):
                 self._tickets.pop(ticket).syncer.close(text)
             case fx.Expel(member, text):
                 self._expel(member, text)

@@ -214,7 +214,7 @@ def show(effect: Any) -> str:  # noqa: C901 - one flat table
             return f"log: {text}"
         case fx.Admit(_, member, _):
             return f"admit {_who(member)}"
-        case fx.Refuse(_, text):
+        case fx.RefuseHello(_, text):
             return f"ERROR: {text}"
         case fx.Expel(member, text):
             return f"ERROR -> {_who(member)}, and close: {text}"

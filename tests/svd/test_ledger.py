@@ -95,7 +95,7 @@ def test_the_first_message_stays_for_ever():
     for event in (lg.WorkerFailed(1, "ended with exit code 1"), lg.DrainAsked(1.0), lg.CloseAsked(), lg.WorkerReady(1)):
         assert world.step(event) == []
     world.now += 1000.0
-    assert world.step(lg.Submitted(2)) == [lg.Refuse(2, poison.reason)]
+    assert world.step(lg.Submitted(2)) == [lg.RefuseJob(2, poison.reason)]
     assert world.ledger.next_deadline() is None
 
 
@@ -114,7 +114,7 @@ def test_close_drops_work_without_a_report():
     world = serving()
     world.step(lg.Submitted(1))
     assert world.step(lg.CloseAsked()) == [lg.Stop()]
-    assert world.step(lg.Submitted(2)) == [lg.Refuse(2, "the exact-SVD pool was closed")]
+    assert world.step(lg.Submitted(2)) == [lg.RefuseJob(2, "the exact-SVD pool was closed")]
 
 
 # ---------------------------------------------------------------------- does the simulation bite?
@@ -135,7 +135,10 @@ DEFECTS = {
     "poison does not absorb": ("case _ if self.state in ENDED:", "case _ if self.state is State.DRAINED:"),
     "poison without a kill": ("return [Stop(), Poison(self.reason)]", "return [Poison(self.reason)]"),
     "poison told before the kill": ("[Stop(), Poison(self.reason)]", "[Poison(self.reason), Stop()]"),
-    "another message later": ("return [Refuse(job, self.reason)]", "return [Refuse(job, 'the pool is poisoned')]"),
+    "another message later": (
+        "return [RefuseJob(job, self.reason)]",
+        "return [RefuseJob(job, 'the pool is poisoned')]",
+    ),
     "work is taken after poison": ("if self.reason is not None:", "if False:"),
     "work is taken while draining": ("(State.DRAINING, State.DRAINED)", "(State.DRAINED,)"),
     "the drain forgets who waits": ("[Withdraw(job) for job in self._waiting]", "[]"),

@@ -53,7 +53,7 @@ class World:
         match event:
             case lg.Submitted(job):
                 if self.ended or self.drain_due is not None:
-                    return [*out, ("Refuse", job)]
+                    return [*out, ("RefuseJob", job)]
                 self.jobs.append(job)
                 self.due[job] = self.now + REQUEST_S
             case _ if self.ended:
@@ -113,7 +113,7 @@ class World:
                 self.message = effect.reason
                 assert self.ended in effect.reason
                 return (name, self.ended)
-            case "Refuse":
+            case "RefuseJob":
                 assert effect.reason == (self.message or effect.reason)
                 return (name, effect.job)
         if name in ("Deliver", "Withdraw"):

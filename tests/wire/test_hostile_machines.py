@@ -95,7 +95,7 @@ class Session:
             outbox.attach(said.stream_index)
             return Ends.ALIVE, ""
         self.desk.tell(ev.HelloArrived(10**6 + self.generation, decode_hello(frame.payload, LEARNERS)))
-        refused = self.desk.latest(fx.Refuse)
+        refused = self.desk.latest(fx.RefuseHello)
         return (Ends.ERROR, refused[0].text) if refused else (Ends.ALIVE, "")
 
     def group(self, attack: Attack) -> Outcome:

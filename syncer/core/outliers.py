@@ -1,4 +1,4 @@
-"""The poison guard: which answers of a round are too long to be merged.
+"""Outliers: which answers of a round have too large a norm to be merged.
 
 Decides from the answers' l2 norms alone. It must not know tensors, or what becomes of an answer that is left out.
 
@@ -27,7 +27,7 @@ class Outlier:
     median: float
 
 
-def outliers(answers: Sequence[PushArrived], ratio: float | None) -> tuple[Outlier, ...]:
+def find_outliers(answers: Sequence[PushArrived], ratio: float | None) -> tuple[Outlier, ...]:
     """The answers to leave out, in their order; none without a ``ratio``."""
     if ratio is None:
         return ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 _WINDOW_S = 60.0
 
 
-class Ration:
+class RateLimiter:
     """Lines per minute.
 
     Args:

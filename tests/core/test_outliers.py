@@ -1,4 +1,4 @@
-"""The poison guard: what is left out of a merge, against an oracle; and what the run makes of it.
+"""Outliers: what is left out of a merge, against an oracle; and what the run makes of it.
 
 Source: README, ``merge.max_norm_ratio``.
 """
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncer.core import effects as fx
 from syncer.core.events import Member
-from syncer.core.guard import outliers
+from syncer.core.outliers import find_outliers
 from tests.support.coordinator_desk import Desk, answer, syncer_policy
 
 norms = st.floats(0, 1e40) | st.integers(0, 5)
@@ -29,7 +29,7 @@ def left_out(found):
 
 @given(rounds, st.floats(1, 1e9, exclude_min=True))
 def test_left_out_is_what_exceeds_the_median_and_never_everybody(pairs, ratio):
-    found = outliers(answers(*pairs), ratio)
+    found = find_outliers(answers(*pairs), ratio)
     counting = {i: norm for i, (norm, tokens) in enumerate(pairs) if norm > 0 and tokens > 0}
     if not counting:
         assert found == ()
@@ -42,7 +42,7 @@ def test_left_out_is_what_exceeds_the_median_and_never_everybody(pairs, ratio):
 
 @given(rounds)
 def test_without_a_ratio_nothing_is_left_out(pairs):
-    assert outliers(answers(*pairs), None) == ()
+    assert find_outliers(answers(*pairs), None) == ()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_without_a_ratio_nothing_is_left_out(pairs):
     ],
 )
 def test_known_rounds(pairs, expected):
-    assert left_out(outliers(answers(*pairs), 10)) == expected
+    assert left_out(find_outliers(answers(*pairs), 10)) == expected
 
 
 def guarded(learners=3, **policy):
