@@ -26,9 +26,9 @@ from yeto_torch.learner.stats import Stats
 from yeto_torch.learner.syncs import OnSync
 from yeto_torch.offline.local import LocalLearner
 from yeto_torch.ranks.follower import Follower
-from yeto_torch.ranks.group import Team
-from yeto_torch.ranks.leader import enlist
-from yeto_torch.ranks.rendezvous import Assembly
+from yeto_torch.ranks.group import RankGroup
+from yeto_torch.ranks.leader import make_learner
+from yeto_torch.ranks.rendezvous import Rendezvous
 from yeto_torch.wire.errors import RunError
 from yeto_torch.wire.layout import Layout
 from yeto_torch.wrapper import Closure, OptimizerWrapper, value_of
@@ -115,10 +115,9 @@ class YetoOuterOptimizer(OptimizerWrapper):
             "fragments": fragments, "pattern": pattern, "matrix_merge": matrix_merge, "average": average,
         }  # fmt: skip
         self._named = named = kept(named_parameters)
-        team = None if process_group is None else Team(process_group)
-        with Assembly(team) as assembly:
-            assembly.disabled = disabled()
-            if assembly.disabled:
+        ranks = None if process_group is None else RankGroup(process_group)
+        with Rendezvous(ranks) as rendezvous:
+            if disabled():
                 return
             config = LearnerConfig.resolve(
                 syncer=syncer, learner_id=learner_id, run_id=run_id, **self._rules, wire_dtype=wire_dtype,
@@ -132,12 +131,12 @@ class YetoOuterOptimizer(OptimizerWrapper):
             reshard()
             check_wrapping(named, raw_names(self._inner, named), process_group)
             parameters = collect(self._inner, named)
-            check_shards(parameters, None if team is None else team.ranks)
-            assembly.layout = self._layout = layout_of(parameters, **self._rules)
-            if config.run_dir is not None and config.identity == 0 and (team is None or team.rank == 0):
+            check_shards(parameters, None if ranks is None else ranks.members)
+            rendezvous.layout = self._layout = layout_of(parameters, **self._rules)
+            if config.run_dir is not None and config.identity == 0 and (ranks is None or ranks.rank == 0):
                 save_layout(self._layout, Path(config.run_dir))
         self._in_layout = {id(p) for p in parameters.values()}
-        learner = enlist(config, self._layout, bind(self._layout, parameters), self._inner, team, reshard)
+        learner = make_learner(config, self._layout, bind(self._layout, parameters), self._inner, ranks, reshard)
         try:
             learner.start()
         except BaseException:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from yeto_torch.doctor.plan import Fleet, Rates, least_interval, needed_rate, plan, sync_seconds
+from yeto_torch.doctor.plan import Rates, Workload, least_interval, needed_rate, plan, sync_seconds
 
-FLEET = Fleet(parameters=30e6, step_time_s=0.5, learners=4)
+FLEET = Workload(parameters=30e6, step_time_s=0.5, learners=4)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_a_learner_that_lost_a_rank_is_gone_whole_and_comes_back_whole(processes
         victim, other = learners[learner][rank], learners[learner][1 - rank]
         victim.signal(signal.SIGKILL)
         assert other.wait() == 1, other.told()
-        other.wait_for("^raised TeamError: a rank of this learner has failed")
+        other.wait_for("^raised RankLostError: a rank of this learner has failed")
         assert victim.wait() == -signal.SIGKILL
         until(lambda learner=learner: [e for e in syncer.events("leave") if e["id"] == learner], "it is gone")
         before = commits()

@@ -93,7 +93,7 @@ def test_a_rank_that_fails_ends_the_other_one_and_the_connection(processes, sync
     other = ranks[1 - on]
     assert other.wait() == 1
     text = other.wait_for("^raised (.*)")[1]
-    assert "TeamError: a rank of this learner has failed, left, or not answered within the timeout" in text
+    assert "RankLostError: a rank of this learner has failed, left, or not answered within the timeout" in text
     assert f"(ranks 0, 1 of the job; this is rank {1 - on})" in text
     if on == 1 or what != "hang":
         group.wait_closed()

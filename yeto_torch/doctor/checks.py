@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from yeto_torch.doctor.meter import measure
-from yeto_torch.doctor.plan import MOST_H, USUAL_H, Fleet, Plan, Rates, needed_rate, plan
+from yeto_torch.doctor.plan import MOST_H, USUAL_H, Plan, Rates, Workload, needed_rate, plan
 from yeto_torch.doctor.probe import LONG_HELLO_BYTES, PATIENCE_S, Answer, Said, ask
 from yeto_torch.wire.transport.sockets import clock, dial, why
 from yeto_torch.wire.transport.tls import ClientTls, TlsError
@@ -206,8 +206,8 @@ class _Examination:
         learners = self.patient.learners or self.answer.learners
         if parameters is None or step_time_s is None or learners is None:
             return
-        fleet = Fleet(parameters, step_time_s, learners)
-        yield _needs(fleet) if rates is None else _advice(fleet, plan(fleet, rates))
+        workload = Workload(parameters, step_time_s, learners)
+        yield _needs(workload) if rates is None else _advice(workload, plan(workload, rates))
 
 
 def _tls_cure(text: str) -> str:
@@ -227,17 +227,17 @@ def _rate(rates: Rates, patient: Patient) -> Finding:
     return Finding("rate", f"{_megabytes(rates.up)} up, {_megabytes(rates.down)} down, measured {how}")
 
 
-def _needs(fleet: Fleet) -> Finding:
-    needs = ", ".join(f"{dtype} {_megabytes(needed_rate(fleet, dtype))}" for dtype in ("f32", "bf16", "q4"))
+def _needs(workload: Workload) -> Finding:
+    needs = ", ".join(f"{dtype} {_megabytes(needed_rate(workload, dtype))}" for dtype in ("f32", "bf16", "q4"))
     return Finding("plan", f"for H = {USUAL_H} the syncer's line must carry in each direction: {needs}")
 
 
-def _advice(fleet: Fleet, advice: Plan) -> Finding:
+def _advice(workload: Workload, advice: Plan) -> Finding:
     least = ", ".join(f"{dtype} {steps}" for dtype, steps in advice.least_steps.items())
     text = (
-        f"wire_dtype={advice.wire_dtype}, schedule.sync_interval_steps={advice.interval_steps}: all {fleet.learners} "
-        f"learners exchange the whole model in {advice.sync_s:.3g} s, the line is busy {100 * advice.busy:.0f} % of "
-        f"the time (least H: {least})"
+        f"wire_dtype={advice.wire_dtype}, schedule.sync_interval_steps={advice.interval_steps}: all "
+        f"{workload.learners} learners exchange the whole model in {advice.sync_s:.3g} s, the line is busy "
+        f"{100 * advice.busy:.0f} % of the time (least H: {least})"
     )
     if advice.feasible:
         return Finding("plan", text)

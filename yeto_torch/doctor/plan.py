@@ -28,7 +28,7 @@ _BYTES = {"f32": (4.0, 4.0), "bf16": (2.0, 2.0), "q4": (132 / 256, 2.0)}
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class Workload:
     """What is to be trained: P, s in seconds, L."""
 
     parameters: float
@@ -59,28 +59,28 @@ class Plan:
         return self.interval_steps <= MOST_H
 
 
-def sync_seconds(fleet: Fleet, rates: Rates, wire_dtype: str) -> float:
+def sync_seconds(workload: Workload, rates: Rates, wire_dtype: str) -> float:
     """T: the whole model of every learner once up and once down."""
     up, down = _BYTES[wire_dtype]
-    values = fleet.learners * fleet.parameters
+    values = workload.learners * workload.parameters
     return values * up / rates.up + values * down / rates.down
 
 
-def least_interval(fleet: Fleet, rates: Rates, wire_dtype: str) -> int:
+def least_interval(workload: Workload, rates: Rates, wire_dtype: str) -> int:
     """The least H, at least 1."""
-    return max(1, math.ceil(sync_seconds(fleet, rates, wire_dtype) / (_SHARE * fleet.step_time_s)))
+    return max(1, math.ceil(sync_seconds(workload, rates, wire_dtype) / (_SHARE * workload.step_time_s)))
 
 
-def needed_rate(fleet: Fleet, wire_dtype: str, interval_steps: int = USUAL_H) -> float:
+def needed_rate(workload: Workload, wire_dtype: str, interval_steps: int = USUAL_H) -> float:
     """Bytes a second that the syncer's line must carry in each direction for that H."""
     up, down = _BYTES[wire_dtype]
-    return fleet.learners * fleet.parameters * (up + down) / (_SHARE * interval_steps * fleet.step_time_s)
+    return workload.learners * workload.parameters * (up + down) / (_SHARE * interval_steps * workload.step_time_s)
 
 
-def plan(fleet: Fleet, rates: Rates) -> Plan:
+def plan(workload: Workload, rates: Rates) -> Plan:
     """bf16 at the usual H where the line allows it; q4 where bf16 would need more than 100 steps and q4 fewer."""
-    least = {dtype: least_interval(fleet, rates, dtype) for dtype in _BYTES}
+    least = {dtype: least_interval(workload, rates, dtype) for dtype in _BYTES}
     chosen = "q4" if least["bf16"] > _BF16_UP_TO_H and least["q4"] < least["bf16"] else "bf16"
     interval = max(USUAL_H, least[chosen])
-    seconds = sync_seconds(fleet, rates, chosen)
-    return Plan(chosen, interval, least, seconds, seconds / (interval * fleet.step_time_s))
+    seconds = sync_seconds(workload, rates, chosen)
+    return Plan(chosen, interval, least, seconds, seconds / (interval * workload.step_time_s))

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from yeto_torch.launcher.crew import Crew
 from yeto_torch.launcher.launch import Launch, visible_gpus
+from yeto_torch.launcher.learner_processes import LearnerProcesses
 from yeto_torch.launcher.processes import Child, Children, Event, Exited, Line, Signalled, leashed
 
 INTERRUPTED = 130
@@ -69,9 +69,9 @@ class Fleet:
     note: Callable[[str], None]
     children: Children = field(default_factory=Children)
     _syncer: Child | None = None
-    _crews: list[Crew] = field(default_factory=list)  # the learners that live
-    _joined: set[Crew] = field(default_factory=set)
-    _too_late: set[Crew] = field(default_factory=set)
+    _learners: list[LearnerProcesses] = field(default_factory=list)  # the learners that live
+    _joined: set[LearnerProcesses] = field(default_factory=set)
+    _too_late: set[LearnerProcesses] = field(default_factory=set)
     _starts: dict[int, int] = field(default_factory=dict)
     _address: str = ""
     _held_back: dict[Child, list[str]] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Fleet:
                 self._syncer_ended(child, code)
             case Exited(child, code):
                 self._flush(child)
-                self._rank_ended(self._crew_of(child), child, code)
+                self._rank_ended(self._learner_of(child), child, code)
             case Signalled():
                 if self._interrupted:
                     self._kill()
@@ -128,10 +128,10 @@ class Fleet:
         if child is self._syncer:
             self.output(child.name, text)
             if not self._starts and not self._stopping and (found := _LISTENING.search(text)):
-                for learner in range(self.launch.learners):
-                    self._start_learner(learner, found[1])
+                for learner_id in range(self.launch.learners):
+                    self._start_learner(learner_id, found[1])
             elif found := _JOINED.search(text):
-                self._joined.update(crew for crew in self._crews if crew.learner == int(found[1]))
+                self._joined.update(learner for learner in self._learners if learner.id == int(found[1]))
         elif child in self._held_back or (self._told_to_end(child) and _begins_traceback(text)):
             self._held_back.setdefault(child, []).append(text)
         else:
@@ -155,34 +155,34 @@ class Fleet:
         elif not self._starts:
             self._code, self._note = 1, "the syncer ended before it listened"
         else:
-            self._too_late = set(self._crews) - self._joined
+            self._too_late = set(self._learners) - self._joined
             for late in self._too_late:
                 self.note(f"the run was complete before {late.name} had joined; stopping it")
                 self._tell(late.living, signal.SIGINT)
 
-    def _rank_ended(self, crew: Crew, child: Child, code: int) -> None:
-        is_told = self._is_leaving(crew)
-        is_first = crew.ended(child, code)
-        if is_first and crew.living and not is_told:
-            self.note(f"{child.name} ended with exit code {code}; ending the other ranks of {crew.name}")
-            self._tell(crew.living, signal.SIGTERM)
-        if not crew.living:
-            self._crews.remove(crew)
+    def _rank_ended(self, learner: LearnerProcesses, child: Child, code: int) -> None:
+        is_told = self._is_leaving(learner)
+        is_first = learner.ended(child, code)
+        if is_first and learner.living and not is_told:
+            self.note(f"{child.name} ended with exit code {code}; ending the other ranks of {learner.name}")
+            self._tell(learner.living, signal.SIGTERM)
+        if not learner.living:
+            self._learners.remove(learner)
             if not is_told:
-                self._learner_ended(crew)
+                self._learner_ended(learner)
 
-    def _learner_ended(self, crew: Crew) -> None:
+    def _learner_ended(self, learner: LearnerProcesses) -> None:
         syncer_lives = self._syncer is not None and self._syncer.code is None
-        if crew.failure is not None:
-            child, code = crew.failure
-            if syncer_lives and self._starts[crew.learner] <= self.launch.max_restarts:
-                self.note(f"{crew.name} ended with exit code {code}; starting it again")
-                self._start_learner(crew.learner, self._address)
+        if learner.failure is not None:
+            child, code = learner.failure
+            if syncer_lives and self._starts[learner.id] <= self.launch.max_restarts:
+                self.note(f"{learner.name} ended with exit code {code}; starting it again")
+                self._start_learner(learner.id, self._address)
                 return
-            self.note(f"{crew.name} failed with exit code {code}" + ("; the others go on" if self._crews else ""))
+            self.note(f"{learner.name} failed with exit code {code}" + ("; the others go on" if self._learners else ""))
             self._fail(child, code)
-        if not self._crews and syncer_lives:
-            if crew.failure is not None:
+        if not self._learners and syncer_lives:
+            if learner.failure is not None:
                 self._stop("no learner is left; stopping the syncer")
             else:
                 self._idle_deadline = time.monotonic() + IDLE_SYNCER_S
@@ -193,20 +193,20 @@ class Fleet:
 
     # what must be done
 
-    def _crew_of(self, child: Child) -> Crew:
-        return next(crew for crew in self._crews if child in crew.living)
+    def _learner_of(self, child: Child) -> LearnerProcesses:
+        return next(learner for learner in self._learners if child in learner.living)
 
-    def _is_leaving(self, crew: Crew) -> bool:
+    def _is_leaving(self, learner: LearnerProcesses) -> bool:
         """Was it told to, by us or by a signal to us, so that its exit codes mean nothing?"""
-        return self._stopping or crew in self._too_late
+        return self._stopping or learner in self._too_late
 
     def _told_to_end(self, child: Child) -> bool:
         if child.code is not None:  # it has ended: these are words of something that it left behind
             return False
         if self._stopping or child is self._syncer:
             return self._stopping
-        crew = self._crew_of(child)
-        return self._is_leaving(crew) or crew.failure is not None
+        learner = self._learner_of(child)
+        return self._is_leaving(learner) or learner.failure is not None
 
     def _stop(self, why: str) -> None:
         if self._stopping:
@@ -251,16 +251,17 @@ class Fleet:
         env = self.launch.environment(self.run_id)
         self._syncer = self.children.start("syncer", leashed(self.launch.syncer_command()), env)
 
-    def _start_learner(self, learner: int, address: str) -> None:
+    def _start_learner(self, learner_id: int, address: str) -> None:
         self._address = address
-        self._starts[learner] = self._starts.get(learner, 0) + 1
-        crew = Crew(learner, self.launch.nproc_per_learner, self._starts[learner] - 1, self.run_id)
-        self._crews.append(crew)
-        env = self.launch.environment(self.run_id) | {"YETO_SYNCER": address, "YETO_LEARNER_ID": str(learner)}
-        env |= self.launch.gpus_of(learner, visible_gpus())
-        for rank in range(crew.size):
+        attempt = self._starts.get(learner_id, 0)
+        self._starts[learner_id] = attempt + 1
+        learner = LearnerProcesses(learner_id, self.launch.nproc_per_learner, attempt, self.run_id)
+        self._learners.append(learner)
+        env = self.launch.environment(self.run_id) | {"YETO_SYNCER": address, "YETO_LEARNER_ID": str(learner_id)}
+        env |= self.launch.gpus_of(learner_id, visible_gpus())
+        for rank in range(learner.size):
             command = leashed([sys.executable, *self.launch.command])
-            crew.living.add(self.children.start(crew.name_of(rank), command, env | crew.environment(rank)))
+            learner.living.add(self.children.start(learner.name_of(rank), command, env | learner.environment(rank)))
 
 
 def _begins_traceback(text: str) -> bool:

@@ -29,7 +29,7 @@ class Answers:
     Args:
         exchange, session, link: the learner's.
         dtype: in which answers travel.
-        forget: drops what the inner optimizers made of parameters that were not sound; None when progress that is not
+        forget: drops what the inner optimizers made of parameters that were not finite; None when progress that is not
             finite must be raised instead of dropped.
     """
 
@@ -72,12 +72,12 @@ class Answers:
             self._link.submit(Outgoing(respond, delta))
 
     def _resync(self, forget: Callable[[Sequence[Tensor]], None], asked: int) -> None:
-        """Put ``asked``, and every other fragment that is not sound, back on its anchor."""
+        """Put ``asked``, and every other fragment that is not finite, back on its anchor."""
         for fragment in range(len(self._session.versions)):
-            unsound = self._exchange.unsound(fragment)
+            nonfinite = self._exchange.nonfinite(fragment)
             anchor = self._session.anchor(fragment)
-            if anchor is None or not (unsound or fragment == asked):
+            if anchor is None or not (nonfinite or fragment == asked):
                 continue
             self._exchange.adopt(fragment, anchor, Write.OVERWRITE)
-            forget(unsound)
+            forget(nonfinite)
             self._resynced.add(fragment)

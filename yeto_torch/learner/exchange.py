@@ -123,7 +123,7 @@ class Exchange:
         for fragment, source in enumerate(sources):
             self.write(fragment, source, 0.0)
 
-    def unsound(self, fragment: int) -> list[Tensor]:
+    def nonfinite(self, fragment: int) -> list[Tensor]:
         """The parameters of ``fragment`` that are not finite, or beyond 2^100; of shards, those of this rank."""
         return [p for p in self.parameters[fragment] if not is_sound(own(p).float().flatten())]
 

@@ -295,5 +295,5 @@ class Learner:
                 raise effect.error.with_traceback(None)
 
     def _forget(self, parameters: Sequence[Tensor]) -> None:
-        """Drop what the inner optimizer made of parameters that were not sound."""
+        """Drop what the inner optimizer made of parameters that were not finite."""
         forget(self._inner, parameters)

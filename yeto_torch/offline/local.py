@@ -170,7 +170,7 @@ class LocalLearner:
         """Put every fragment that is not sound back on its anchor, and forget what the inner optimizer made of it."""
         back = []
         for index, fragment in enumerate(self._fragments):
-            unsound = self._exchange.unsound(index)
+            unsound = self._exchange.nonfinite(index)
             if unsound:
                 self._put_back(index, fragment)
                 forget(self._inner, unsound)

@@ -1,18 +1,18 @@
-"""What rank 0 of a learner tells the other ranks: orders of eight numbers, and the release that ends each of its turns.
+"""What rank 0 of a learner tells the others: commands of eight numbers, and the release that ends each of its turns.
 
-Decides how an order, an error and a learner's state travel. It must not know what an order does. Rank 0's turn (the end
-of a step, ``finish``, ...) is any number of orders and one release; the others obey until they are released. Errors
-travel as the number of their class and their sentence in UTF-8: every rank raises the same.
+Decides how a command, an error and a learner's state travel. It must not know what a command does. Rank 0's turn (the
+end of a step, ``finish``, ...) is any number of commands and one release; the others follow until they are released.
+Errors travel as the number of their class and their sentence in UTF-8: every rank raises the same.
 
-    order    | numbers behind its own            | what every rank does
-    IDLE     |                                   | nothing: rank 0 still waits for the syncer
-    COUNT    |                                   | sums the tokens
-    GATHER   | fragment                          | hands its shards to rank 0
-    CHECK    | fragment                          | says which parameters are not sound; if all are, GATHER
-    WRITE    | fragment, dtype, alpha (f64 bits) | receives the values and writes its part of them
-    UNSOUND  | fragment                          | says which parameters are not sound, and remembers what all said
-    FORGET   |                                   | drops the optimizer state of those, where it is spoilt on any rank
-    RELEASE  | local step, free steps, flags, error class, error bytes, numbers | raises the error, or goes on
+    command   | numbers behind its own            | what every rank does
+    IDLE      |                                   | nothing: rank 0 still waits for the syncer
+    COUNT     |                                   | sums the tokens
+    GATHER    | fragment                          | hands its shards to rank 0
+    CHECK     | fragment                          | says which parameters are not finite and bounded; if none, GATHER
+    WRITE     | fragment, dtype, alpha (f64 bits) | receives the values and writes its part of them
+    NONFINITE | fragment                          | says which are not finite and bounded, and remembers what all said
+    FORGET    |                                   | drops the optimizer state of those, where it is spoilt on any rank
+    RELEASE   | local step, free steps, flags, error class, error bytes, numbers | raises the error, or goes on
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from enum import IntEnum, IntFlag, auto
 
 import torch
 
-from yeto_torch.ranks.group import Team
+from yeto_torch.ranks.group import RankGroup
 from yeto_torch.wire.errors import (
     ConnectionLostError,
     LocalError,
@@ -48,7 +48,7 @@ _ERRORS: tuple[type[Exception], ...] = (
 )
 
 
-class Order(IntEnum):
+class Command(IntEnum):
     """See the table above."""
 
     IDLE = auto()
@@ -56,7 +56,7 @@ class Order(IntEnum):
     GATHER = auto()
     CHECK = auto()
     WRITE = auto()
-    UNSOUND = auto()
+    NONFINITE = auto()
     FORGET = auto()
     RELEASE = auto()
 
@@ -93,30 +93,30 @@ class Release:
     numbers: tuple[int, ...] = ()
 
 
-class Orders:
-    """The way of orders within one team: rank 0 gives, the others take, in the same order."""
+class Commands:
+    """The channel of one rank group: rank 0 sends, the others receive, in the same order."""
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
+    def __init__(self, ranks: RankGroup) -> None:
+        self._ranks = ranks
         self._words = torch.zeros(_WORDS, dtype=torch.int64)
 
-    def give(self, order: Order, *numbers: int) -> None:
-        """Rank 0: tell all others. Raises TeamError."""
-        words = (int(order), *numbers)
+    def send(self, command: Command, *numbers: int) -> None:
+        """Rank 0: tell all others. Raises RankLostError."""
+        words = (int(command), *numbers)
         self._words.copy_(torch.tensor(words + (0,) * (_WORDS - len(words))))
-        self._team.share(self._words)
+        self._ranks.broadcast(self._words)
 
-    def take(self) -> tuple[Order, list[int]]:
-        """Any other rank: wait for the next order. Raises TeamError."""
-        self._team.share(self._words)
-        order, *numbers = self._words.tolist()
-        return Order(order), numbers
+    def receive(self) -> tuple[Command, list[int]]:
+        """Any other rank: wait for the next command. Raises RankLostError."""
+        self._ranks.broadcast(self._words)
+        command, *numbers = self._words.tolist()
+        return Command(command), numbers
 
     def release(self, release: Release) -> None:
         """Rank 0: end the turn."""
         code, text = error_code(release.error), error_text(release.error)
-        self.give(
-            Order.RELEASE,
+        self.send(
+            Command.RELEASE,
             release.local_step,
             release.free_steps,
             int(release.flags),
@@ -125,18 +125,19 @@ class Orders:
             len(release.numbers),
         )
         if text:
-            self._team.share_bytes(text, len(text))
+            self._ranks.broadcast_bytes(text, len(text))
         if release.numbers:
-            self._team.share(torch.tensor(release.numbers))
+            self._ranks.broadcast(torch.tensor(release.numbers))
 
     def released(self, numbers: Sequence[int]) -> Release:
         """Any other rank: the release whose first ``numbers`` have come."""
         local_step, free_steps, flags, code, text_bytes, count = numbers[:6]
-        text = self._team.share_bytes(None, text_bytes) if text_bytes else b""
+        text = self._ranks.broadcast_bytes(None, text_bytes) if text_bytes else b""
+        error = error_of(code, text) if code else None
         rest = torch.zeros(count, dtype=torch.int64)
         if count:
-            self._team.share(rest)
-        return Release(local_step, free_steps, Flag(flags), error_of(code, text), tuple(rest.tolist()))
+            self._ranks.broadcast(rest)
+        return Release(local_step, free_steps, Flag(flags), error, tuple(rest.tolist()))
 
 
 def error_code(error: Exception | None) -> int:
@@ -154,13 +155,13 @@ def error_text(error: Exception | None) -> bytes:
     return (text or type(error).__name__).encode()
 
 
-def error_of(code: int, text: bytes) -> Exception | None:
-    """The error of that class and sentence."""
-    return _ERRORS[code - 1](text.decode(errors="replace")) if code else None
+def error_of(code: int, text: bytes) -> Exception:
+    """The error of that class (a code above 0) and sentence."""
+    return _ERRORS[code - 1](text.decode(errors="replace"))
 
 
 def f64_bits(value: float) -> int:
-    """The bits of an f64, as a number that fits into an order."""
+    """The bits of an f64, as a number that fits into a command."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 

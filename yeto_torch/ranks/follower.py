@@ -1,7 +1,7 @@
-"""Any rank of a learner but the first: it obeys rank 0 and shows what it was told.
+"""Any rank of a learner but the first: it follows rank 0 and shows what it was told.
 
-Decides nothing: which order is which collective is written in ``orders``, and ``leading`` is the other side of each. It
-must not know the session; parameters are written through ``exchange``.
+Decides nothing: which command is which collective is written in ``commands``, and ``leading`` is the other side of
+each. It must not know the session; parameters are written through ``exchange``.
 
 Source: rulings on a learner of several ranks.
 """
@@ -19,8 +19,8 @@ from yeto_torch.learner.exchange import Exchange
 from yeto_torch.learner.link import clock
 from yeto_torch.learner.recovery import forget
 from yeto_torch.learner.stats import Stats, numbers_of, stats_of
-from yeto_torch.ranks.commands import Flag, Order, Orders, Release, f64_of
-from yeto_torch.ranks.group import Team, TeamError
+from yeto_torch.ranks.commands import Command, Commands, Flag, Release, f64_of
+from yeto_torch.ranks.group import RankGroup, RankLostError
 from yeto_torch.ranks.leading import marked, marks
 from yeto_torch.wire.codec import empty
 from yeto_torch.wire.constants import WireDType
@@ -31,49 +31,49 @@ _DTYPES = {WireDType.F32: torch.float32, WireDType.BF16: torch.bfloat16}
 
 
 class Follower:
-    """Any other rank's learner: it obeys, and shows what rank 0 told it. Its methods are those of ``Learner``."""
+    """Any other rank's learner. Its methods are those of ``Learner``."""
 
     def __init__(
         self,
         config: LearnerConfig,
         exchange: Exchange,
         inner: Sequence[torch.optim.Optimizer],
-        team: Team,
-        orders: Orders,
+        ranks: RankGroup,
+        commands: Commands,
     ) -> None:
         self.config, self._exchange, self._inner = config, exchange, inner
-        self._team, self._orders = team, orders
+        self._ranks, self._commands = ranks, commands
         self._tokens = 0  # of this rank
         self._release = Release()
         self._numbers: tuple[int, ...] = numbers_of(Stats(versions=(0,) * len(exchange.parameters)))
-        self._unsound: list[Tensor] = []
+        self._nonfinite: list[Tensor] = []
         self._stall_s = 0.0
         self._error: Exception | None = None
 
     def start(self) -> None:
-        self._obey()
+        self._follow_turn()
 
     def stepped(self, tokens: int | None) -> None:
         self._tokens += tokens or 0
         if self._release.free_steps and self._error is None:
             self._release = replace(self._release, free_steps=self._release.free_steps - 1)
         else:
-            self._obey()
+            self._follow_turn()
 
     def finish(self, timeout_s: float | None) -> None:  # noqa: ARG002  # rank 0's counts
         while not self.finished:
             self._check_not_left("the learner was closed before the final cut came")
-            self._obey()
+            self._follow_turn()
 
     def report_budget(self, steps: int) -> None:  # noqa: ARG002  # rank 0's counts
         self._check_not_left("the learner was closed before the budget was reported")
-        self._obey()
+        self._follow_turn()
 
     def resync(self) -> None:
         if Flag.FINISHED in self._release.flags:
             raise RunError("resync() after the final cut was installed")
         self._check_not_left(RESYNC_CLOSED)
-        self._obey()
+        self._follow_turn()
 
     def close(self) -> None:
         """Nothing: rank 0's ``close`` ends the session."""
@@ -105,8 +105,8 @@ class Follower:
         if Flag.CLOSED in self._release.flags:
             raise RunError(sentence)
 
-    def _obey(self) -> None:
-        """One turn of rank 0. Raises its error."""
+    def _follow_turn(self) -> None:
+        """Follow one turn of rank 0. Raises its error."""
         if self._error is not None:
             raise self._error.with_traceback(None)
         if self._release.flags & (Flag.FINISHED | Flag.CLOSED):
@@ -115,7 +115,9 @@ class Follower:
         try:
             self._release = self._until_released()
         except BaseException as error:
-            self._error = error if isinstance(error, TeamError) else TeamError(f"this rank failed in a turn: {error!r}")
+            self._error = (
+                error if isinstance(error, RankLostError) else RankLostError(f"this rank failed in a turn: {error!r}")
+            )
             raise
         finally:
             self._stall_s += clock() - started
@@ -126,33 +128,33 @@ class Follower:
 
     def _until_released(self) -> Release:
         while True:
-            order, numbers = self._orders.take()
-            if order is Order.RELEASE:
-                return self._orders.released(numbers)
-            self._do(order, numbers)
+            command, numbers = self._commands.receive()
+            if command is Command.RELEASE:
+                return self._commands.released(numbers)
+            self._carry_out(command, numbers)
 
-    def _do(self, order: Order, numbers: Sequence[int]) -> None:
+    def _carry_out(self, command: Command, numbers: Sequence[int]) -> None:
         fragment = numbers[0]
-        match order:
-            case Order.COUNT:
-                self._team.total(self._tokens)
-            case Order.GATHER:
+        match command:
+            case Command.COUNT:
+                self._ranks.sum(self._tokens)
+            case Command.GATHER:
                 self._gather(fragment)
-            case Order.CHECK:
-                if not any(marks(self._exchange, self._team, fragment)):
+            case Command.CHECK:
+                if not any(marks(self._exchange, self._ranks, fragment)):
                     self._gather(fragment)
-            case Order.WRITE:
+            case Command.WRITE:
                 self._write(fragment, WireDType(numbers[1]), f64_of(numbers[2]))
-            case Order.UNSOUND:
-                self._unsound = marked(self._exchange, fragment, marks(self._exchange, self._team, fragment))
-            case Order.FORGET:
-                forget(self._inner, self._unsound, self._team.any)
+            case Command.NONFINITE:
+                self._nonfinite = marked(self._exchange, fragment, marks(self._exchange, self._ranks, fragment))
+            case Command.FORGET:
+                forget(self._inner, self._nonfinite, self._ranks.any)
 
     def _gather(self, fragment: int) -> None:
-        with self._team.guard():
+        with self._ranks.collective():
             self._exchange.gather(fragment)
 
     def _write(self, fragment: int, dtype: WireDType, alpha: float) -> None:
         numel = sum(parameter.numel() for parameter in self._exchange.parameters[fragment])
-        values = self._team.share_values(empty(numel, _DTYPES[dtype]), self._exchange.device(fragment))
+        values = self._ranks.broadcast_values(empty(numel, _DTYPES[dtype]), self._exchange.device(fragment))
         self._exchange.write(fragment, values, alpha)

@@ -1,6 +1,6 @@
-"""A learner of several ranks: rank 0 is the learner, the others obey it.
+"""A learner of several ranks: rank 0 is the learner, the others follow it.
 
-Rank 0 (``Leader``) owns the session and decides; before each thing that concerns the parameters it gives an order, and
+Rank 0 (``Leader``) owns the session and decides; before each thing that concerns the parameters it sends a command, and
 at the end of its turn it releases the others (``Follower``), with its state or its error. So all ranks leave a step
 with equal parameters (of shards: each with its own of the same fragment), and none waits in a collective that rank 0
 does not enter. This file must not know the protocol, and writes no parameter: ``exchange`` does.
@@ -33,9 +33,9 @@ from yeto_torch.learner.recovery import forget
 from yeto_torch.learner.session import Phase
 from yeto_torch.learner.stats import numbers_of
 from yeto_torch.offline.local import LocalLearner
-from yeto_torch.ranks.commands import Flag, Order, Orders, Release
+from yeto_torch.ranks.commands import Command, Commands, Flag, Release
 from yeto_torch.ranks.follower import RESYNC_CLOSED, Follower
-from yeto_torch.ranks.group import Team, TeamError
+from yeto_torch.ranks.group import RankGroup, RankLostError
 from yeto_torch.ranks.leading import LeadingExchange
 from yeto_torch.wire.errors import RunError
 from yeto_torch.wire.layout import Layout
@@ -45,26 +45,26 @@ _SHARE = 0.01  # of the time of a step, for its turn
 _MOST_FREE_STEPS = 15
 
 
-def enlist(
+def make_learner(
     config: LearnerConfig,
     layout: Layout,
     parameters: Sequence[Sequence[Tensor]],
     inner: Sequence[torch.optim.Optimizer],
-    team: Team | None,
+    ranks: RankGroup | None,
     written: Callable[[], None],
 ) -> Learner | Follower | LocalLearner:
-    """This rank's learner: a plain one without a team, else rank 0's or another's. ``written``: see ``Exchange``."""
+    """This rank's learner: a plain one without a group, else rank 0's or another's. ``written``: see ``Exchange``."""
     model = (layout, parameters, config.dtype.bulk, config.merge_alpha, partial(points_beside, inner), written)
     if config.is_local:
-        if team is not None and team.size > 1:
+        if ranks is not None and ranks.size > 1:
             raise ValueError("syncer='local': a learner of several ranks needs a syncer; leave process_group out")
         return LocalLearner(config, layout, Exchange(*model), inner)
-    if team is None or team.size == 1:
+    if ranks is None or ranks.size == 1:
         return Learner(config, layout, Exchange(*model), inner)
-    orders = Orders(team)
-    if team.rank == 0:
-        return Leader(config, layout, LeadingExchange(team, orders, *model), inner, team, orders)
-    return Follower(config, Exchange(*model), inner, team, orders)
+    commands = Commands(ranks)
+    if ranks.rank == 0:
+        return Leader(config, layout, LeadingExchange(ranks, commands, *model), inner, ranks, commands)
+    return Follower(config, Exchange(*model), inner, ranks, commands)
 
 
 class Leader(Learner):
@@ -76,11 +76,11 @@ class Leader(Learner):
         layout: Layout,
         exchange: LeadingExchange,
         inner: Sequence[torch.optim.Optimizer],
-        team: Team,
-        orders: Orders,
+        ranks: RankGroup,
+        commands: Commands,
     ) -> None:
         super().__init__(config, layout, exchange, inner)
-        self._team, self._orders, self._pace = team, orders, _Pace()
+        self._ranks, self._commands, self._pace = ranks, commands, _Pace()
         self._own_tokens = self._free_steps = 0
         self._told = Flag(0)
         self._is_news = False  # a boundary has changed the statistics
@@ -149,14 +149,14 @@ class Leader(Learner):
         self._is_turn = True
         try:
             yield
-        except TeamError as error:
+        except RankLostError as error:
             self._end(error)
             raise
         except Exception as error:
             self._release(error, free_steps=0)
             raise
         except BaseException:
-            self._end(TeamError("rank 0 of this learner was interrupted in the middle of its turn"))
+            self._end(RankLostError("rank 0 of this learner was interrupted in the middle of its turn"))
             raise
         finally:
             self._is_turn = False
@@ -167,8 +167,8 @@ class Leader(Learner):
         release = Release(self.local_step, free_steps, self._flags(), error, numbers)
         started, self._is_news = clock(), False
         try:
-            self._orders.release(release)
-        except TeamError as lost:
+            self._commands.release(release)
+        except RankLostError as lost:
             self._end(lost)
             raise
         ended = clock()
@@ -190,8 +190,8 @@ class Leader(Learner):
         }
         return Flag(sum(flag for flag, is_so in facts.items() if is_so))
 
-    def _end(self, error: TeamError) -> None:
-        """The team has come apart: leave the fleet, so that it does not wait for us."""
+    def _end(self, error: RankLostError) -> None:
+        """The ranks have come apart: leave the fleet, so that it does not wait for us."""
         self._error = error
         with self.link.lock:
             self._session.fail(error)
@@ -203,17 +203,17 @@ class Leader(Learner):
 
     def _count(self) -> None:
         if not self._is_alone:
-            self._orders.give(Order.COUNT)
-            self.tokens = self._team.total(self._own_tokens)
+            self._commands.send(Command.COUNT)
+            self.tokens = self._ranks.sum(self._own_tokens)
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
         if not self._is_alone:
-            self._orders.give(Order.IDLE)
+            self._commands.send(Command.IDLE)
         super()._wait(ready, min(timeout_s, _BEAT_S))
 
     def _forget(self, parameters: Sequence[Tensor]) -> None:
-        self._orders.give(Order.FORGET)
-        forget(self._inner, parameters, self._team.any)
+        self._commands.send(Command.FORGET)
+        forget(self._inner, parameters, self._ranks.any)
 
 
 class _Pace:

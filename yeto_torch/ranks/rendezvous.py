@@ -18,7 +18,7 @@ from types import TracebackType
 import torch
 
 from yeto_torch.ranks.commands import error_code, error_of, error_text
-from yeto_torch.ranks.group import Team
+from yeto_torch.ranks.group import RankGroup
 from yeto_torch.wire.constants import HASH_BYTES
 from yeto_torch.wire.layout import Layout
 
@@ -44,75 +44,65 @@ class _Record:
         return _Record(status, fingerprint, code, data[_HEAD.size : _HEAD.size + length])
 
 
-class Assembly:
-    """A context in which one rank gets ready; its end is where all ranks meet. Without a team it does nothing.
+class Rendezvous:
+    """A context in which one rank gets ready; its end is where all ranks meet. Without a group it does nothing.
 
     Attributes:
-        layout: set it inside.
-        disabled: set it inside when YETO_DISABLE is set.
+        layout: set it inside, unless YETO_DISABLE is set.
     """
 
-    def __init__(self, team: Team | None) -> None:
-        self._team = team
+    def __init__(self, ranks: RankGroup | None) -> None:
+        self._ranks = ranks
         self.layout: Layout | None = None
-        self.disabled = False
 
-    def __enter__(self) -> Assembly:
+    def __enter__(self) -> Rendezvous:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._team is None or not (error is None or isinstance(error, Exception)):
+        if self._ranks is None or not (error is None or isinstance(error, Exception)):
             return
-        records = [_Record.decode(data) for data in self._team.all_say(self._record(error).encode())]
+        records = [_Record.decode(data) for data in self._ranks.all_gather(_record(error, self.layout).encode())]
         if error is None:  # else it goes on as it is
             _judge(records)
-            if not self.disabled:
-                self._compare(records)
+            if self.layout is not None:
+                _compare(self._ranks, self.layout, records)
 
-    def _record(self, error: Exception | None) -> _Record:
-        if error is not None:
-            return _Record(_FAILED, code=error_code(error), text=error_text(error))
-        if self.disabled:
-            return _Record(_DISABLED)
-        assert self.layout is not None
-        return _Record(_READY, self.layout.fingerprint)
 
-    def _compare(self, records: Sequence[_Record]) -> None:
-        """Raise ValueError unless all layouts are equal; every rank says how it differs from rank 0."""
-        if len({record.fingerprint for record in records}) == 1:
-            return
-        assert self._team is not None
-        assert self.layout is not None
-        difference = _difference(_listing(self.layout), self._listing_of_rank_0())
-        if records[0].fingerprint == self.layout.fingerprint:
-            difference = ""
-        said = self._team.all_say(_Record(_READY, text=difference.encode()).encode())
-        for rank, text in enumerate(_Record.decode(data).text.decode(errors="replace") for data in said):
-            if text:
-                raise ValueError(
-                    f"named_parameters: rank {rank} of this learner {text}: all ranks must train one model"
-                )
-
-    def _listing_of_rank_0(self) -> dict[str, tuple[int, ...]]:
-        assert self._team is not None
-        assert self.layout is not None
-        data = json.dumps(list(_listing(self.layout).items())).encode() if self._team.rank == 0 else None
-        length = torch.tensor([0 if data is None else len(data)])
-        self._team.share(length)
-        listing = json.loads(self._team.share_bytes(data, int(length)))
-        return {name: tuple(shape) for name, shape in listing}
+def _record(error: Exception | None, layout: Layout | None) -> _Record:
+    if error is not None:
+        return _Record(_FAILED, code=error_code(error), text=error_text(error))
+    return _Record(_DISABLED) if layout is None else _Record(_READY, layout.fingerprint)
 
 
 def _judge(records: Sequence[_Record]) -> None:
     """Raise what keeps the learner from starting."""
     for rank, record in enumerate(records):
         if record.status == _FAILED:
-            error = error_of(record.code, b"rank %d of this learner cannot start: %b" % (rank, record.text))
-            assert error is not None
-            raise error
+            raise error_of(record.code, b"rank %d of this learner cannot start: %b" % (rank, record.text))
     disabled = [rank for rank, record in enumerate(records) if record.status == _DISABLED]
     if disabled and len(disabled) < len(records):
         raise ValueError(f"YETO_DISABLE is set on ranks {disabled} of this learner only: set it on all of them or none")
+
+
+def _compare(ranks: RankGroup, layout: Layout, records: Sequence[_Record]) -> None:
+    """Raise ValueError unless all layouts are equal; every rank says how its own differs from rank 0's."""
+    if len({record.fingerprint for record in records}) == 1:
+        return
+    difference = _difference(_listing(layout), _listing_of_rank_0(ranks, layout))
+    if records[0].fingerprint == layout.fingerprint:
+        difference = ""
+    said = ranks.all_gather(_Record(_READY, text=difference.encode()).encode())
+    for rank, text in enumerate(_Record.decode(data).text.decode(errors="replace") for data in said):
+        if text:
+            raise ValueError(f"named_parameters: rank {rank} of this learner {text}: all ranks must train one model")
+
+
+def _listing_of_rank_0(ranks: RankGroup, layout: Layout) -> dict[str, tuple[int, ...]]:
+    data = json.dumps(list(_listing(layout).items())).encode() if ranks.rank == 0 else None
+    length = torch.tensor([0 if data is None else len(data)])
+    ranks.broadcast(length)
+    listing = json.loads(ranks.broadcast_bytes(data, int(length)))
+    return {name: tuple(shape) for name, shape in listing}
 
 
 def _listing(layout: Layout) -> dict[str, tuple[int, ...]]:

@@ -1,27 +1,30 @@
 """The processes of one learner: one, or one per rank, with torchrun's environment and one place to meet.
 
-Decides what each rank is told, and how the crew as a whole has ended: with its first failure. It must not know the
+Decides what each rank is told, and how the learner as a whole has ended: with its first failure. It must not know the
 syncer, nor when to start or stop anybody. The ranks meet at a store that this process serves, on this machine alone and
-on a port that it holds from the start, so that nobody else can take it; every crew has its own.
+on a port that it holds from the start, so that nobody else can take it; every learner has its own.
 """
 
 from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from yeto_torch.launcher.processes import Child
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 _HOST = "127.0.0.1"
 
 
 @dataclass(eq=False)
-class Crew:
+class LearnerProcesses:
     """The processes of one learner, from one start to their end.
 
     Attributes:
-        learner: its id.
+        id: of the learner.
         size: how many ranks.
         attempt: 0 for the learner's first start.
         run_id: of the run.
@@ -29,17 +32,17 @@ class Crew:
         failure: the first that ended with another exit code than 0, and the code.
     """
 
-    learner: int
+    id: int
     size: int
     attempt: int
     run_id: str
     living: set[Child] = field(default_factory=set)
     failure: tuple[Child, int] | None = None
-    _store: Any = None  # serves as long as it is referred to
+    _store: TCPStore | None = None  # serves as long as it is referred to
 
     @property
     def name(self) -> str:
-        return f"learner {self.learner}"
+        return f"learner {self.id}"
 
     def name_of(self, rank: int) -> str:
         """What a rank is called in the output."""
@@ -62,13 +65,13 @@ class Crew:
             "ROLE_WORLD_SIZE": str(self.size),
             "MASTER_ADDR": _HOST,
             "MASTER_PORT": str(self._store.port),
-            "TORCHELASTIC_RUN_ID": f"{self.run_id}-{self.learner}",
+            "TORCHELASTIC_RUN_ID": f"{self.run_id}-{self.id}",
             "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 serves none of its own
         }
 
     def ended(self, child: Child, code: int) -> bool:
-        """One of them has ended; is it the crew's first failure?"""
+        """One of them has ended; is it the learner's first failure?"""
         self.living.remove(child)
         if code == 0 or self.failure is not None:
             return False
@@ -76,8 +79,8 @@ class Crew:
         return True
 
 
-def _serve() -> Any:
-    import torch.distributed as dist  # takes seconds; only crews of several ranks need it
+def _serve() -> TCPStore:
+    import torch.distributed as dist  # takes seconds; only learners of several ranks need it
 
     listener = socket.create_server((_HOST, 0))
     port = listener.getsockname()[1]
