@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.lasting import jobs_now
 from experiments.records import Records
 from experiments.runner import ROOT, run_all, work
 from experiments.specs import EXPERIMENTS, Scale, jobs_of
@@ -33,7 +34,10 @@ def main(argv: Sequence[str]) -> int:
         records = Records(path)
         if options.command == "run":
             for name in options.names or EXPERIMENTS:
-                _run(name, scale, records, options.seeds, options.jobs)
+                if name == "lasting":
+                    _run_lasting(records, options.jobs)
+                else:
+                    _run(name, scale, records, options.seeds, options.jobs)
         elif options.command == "estimate":
             print(report.estimate(scale, records, options.jobs))
         else:
@@ -59,6 +63,13 @@ def _run(name: str, scale: Scale, records: Records, seeds: Sequence[int] | None,
         run_all(jobs, records, workers)
 
 
+def _run_lasting(records: Records, workers: int) -> None:
+    """The second set: what is chosen on tuning seeds decides what is run next."""
+    while jobs := jobs_now(records):
+        print("lasting: ", end="", file=sys.stderr)
+        run_all(jobs, records, workers)
+
+
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -74,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--jobs", type=_count, default=2, help="runs beside each other, one core each")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", parents=[common], help="make the runs that are not recorded yet")
-    run.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(EXPERIMENTS)}; default all")
+    run.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(EXPERIMENTS)} (default: these), lasting")
     run.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="default: the experiment's own")
     told = commands.add_parser("report", parents=[common], help="write the tables from the records alone")
     told.add_argument("--output", type=Path, metavar="PATH", help="default: docs/evidence.md")

@@ -11,6 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from yeto_torch.wire.constants import MergeMode
+
 MERGES = ("avg", "avg-norm", "rda", "iso-mean", "iso-norm")
 WIRES = ("f32", "bf16", "q4", "q2")
 CORRECTIONS = ("heloco", "heloco-normalized", "none")
@@ -27,6 +29,7 @@ class Fleet:
         merge: ``avg-norm`` is the mean's direction at rda's length.
         correction, guard: as the product's ``merge.delta_correction`` and ``outer.guard``.
         lr, momentum: of the outer step.
+        iso_lr, iso_momentum: of that of iso fragments, as the product's ``outer.iso_lr``; None = as the others.
         delays: per learner the local steps by which a broadcast comes late; () = none does.
         speeds: per learner, 1 = one step a tick; () = all 1.
         absences: (learner, first tick, tick of the return): it comes back as a new process.
@@ -44,6 +47,8 @@ class Fleet:
     delays: tuple[int, ...] = ()
     speeds: tuple[float, ...] = ()
     absences: tuple[tuple[int, int, int], ...] = ()
+    iso_lr: float | None = None
+    iso_momentum: float | None = None
 
     def __post_init__(self) -> None:
         _require("merge", self.merge, self.merge in MERGES, f"one of {', '.join(MERGES)}")
@@ -61,6 +66,13 @@ class Fleet:
     def steps_per_round(self) -> int:
         return self.interval // self.fragments
 
+    def outer(self, mode: MergeMode) -> tuple[float, float]:
+        """Learning rate and momentum of the outer step of a fragment that is merged so."""
+        if mode is not MergeMode.ISO:
+            return self.lr, self.momentum
+        lr = self.lr if self.iso_lr is None else self.iso_lr
+        return lr, self.momentum if self.iso_momentum is None else self.iso_momentum
+
 
 @dataclass(frozen=True, slots=True)
 class Training:
@@ -69,6 +81,7 @@ class Training:
     Attributes:
         steps: global batches in all, the same for every arm.
         warm_steps: of them, made synchronously by every arm before it goes its way.
+        inner: the optimizer inside, as ``experiments.inner`` names it.
     """
 
     task: str
@@ -77,6 +90,7 @@ class Training:
     steps: int = 640
     warm_steps: int = 160
     fleet: Fleet | None = None
+    inner: str = "adamw"
 
     def __post_init__(self) -> None:
         _require("warm_steps", self.warm_steps, 0 <= self.warm_steps < self.steps, f"0 to {self.steps - 1}")
@@ -102,11 +116,14 @@ class Alone:
     momentum: float = 0.5
     steps: int = 640
     warm_steps: int = 160
+    iso_lr: float | None = None
+    iso_momentum: float | None = None
+    inner: str = "adamw"
 
     @property
     def baseline(self) -> Training:
         """The plain optimizer."""
-        return Training(self.task, self.seed, self.peak_lr, self.steps, self.warm_steps)
+        return Training(self.task, self.seed, self.peak_lr, self.steps, self.warm_steps, inner=self.inner)
 
 
 def _require(name: str, value: object, is_legal: bool, legal: str) -> None:
@@ -115,9 +132,19 @@ def _require(name: str, value: object, is_legal: bool, legal: str) -> None:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """A dataclass as JSON would give it back: lists for tuples."""
+    """A dataclass as JSON would give it back: lists for tuples.
+
+    What came later (``_LATER``) is named only where it is not at its default, so that runs made before keep their keys.
+    """
     out: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    for values in (out, out.get("fleet") or {}):
+        for name, default in _LATER.items():
+            if name in values and values[name] == default:
+                del values[name]
     return out
+
+
+_LATER = {"iso_lr": None, "iso_momentum": None, "inner": "adamw"}
 
 
 def training(values: dict[str, Any]) -> Training:

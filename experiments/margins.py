@@ -60,3 +60,22 @@ MARGINS = {
     "of_ideal": Margin("the same, of all steps that the machines can make", "at least", 0.87, "", 200),
     "kills": Margin("real SIGKILLs, M = 4: goodput / that of restarted synchronous training", "at least", 1.5, "x", 3),
 }
+
+# The second set (``lasting.py``), all in its setting MAIN: 30,000 parameters, 1,600 steps of which 400 are common,
+# global batch 16. Percent of tuned synchronous AdamW of the same seed, but for the last: percent of one machine with
+# the same outer step.
+LASTING = {
+    "rda, M = 2": Margin(
+        "rda, M = 2, H = 24: no worse than synchronous by more than half a percent", "at most", 0.5, "%", 8
+    ),
+    "rda, M = 4": Margin(
+        "rda, M = 4, H = 24: no worse than synchronous by more than one percent", "at most", 1.0, "%", 8
+    ),
+    "iso, M = 2": Margin(
+        "iso, norm scale, own outer step, M = 2, H = 24: two percent below synchronous", "at most", -2.0, "%", 8
+    ),
+    "iso, M = 4": Margin("the same, M = 4: no worse than synchronous by more than one percent", "at most", 1.0, "%", 8),
+    "iso, price": Margin(
+        "the same, M = 2, against one machine with the same outer step: what the fleet costs", "within", 1.5, "%", 8
+    ),
+}

@@ -37,7 +37,10 @@ def outer_gradient(
     """The merged signed outer gradient [numel] f32 of one round; arguments as of ``merge_fragment``."""
     scale = IsoScale.NORM if fleet.merge == "iso-norm" else IsoScale.MEAN
     spectrum = partial(flatten_spectrum, scale=scale)
-    arguments, correction = (gradients, weights, momentum), correction_of(fleet.correction, fleet.momentum)
+    arguments, correction = (
+        (gradients, weights, momentum),
+        correction_of(fleet.correction, fleet.outer(fragment.mode)[1]),
+    )
     merged = merge_fragment(fragment, *arguments, correction=correction, spectrum=spectrum)
     if fleet.merge == "avg-norm":
         radial = merge_fragment(replace(fragment, mode=MergeMode.RDA), *arguments, correction=correction)
@@ -48,15 +51,24 @@ def outer_gradient(
     return merged
 
 
-def momentum_coefficient(
-    fleet: Fleet, gradients: Sequence[Tensor], weights: Sequence[float], momentum: Tensor, merged: Tensor
-) -> float:
-    """That of the round's outer step: the fleet's, or less under its guard; ``merged`` is the outer gradient."""
+def outer_step(
+    fleet: Fleet,
+    mode: MergeMode,
+    gradients: Sequence[Tensor],
+    weights: Sequence[float],
+    momentum: Tensor,
+    merged: Tensor,
+) -> tuple[float, float]:
+    """Rate and momentum of the round's outer step: the fleet's, the momentum less under its guard.
+
+    ``merged`` is the outer gradient.
+    """
+    lr, mu = fleet.outer(mode)
     if fleet.guard == "off":
-        return fleet.momentum
+        return lr, mu
     answers = answers_of(gradients, weights, momentum)
     found = None if answers is None else answers.against(merged)
-    return outer_momentum(fleet.guard, found, fleet.lr, fleet.momentum)
+    return lr, outer_momentum(fleet.guard, found, lr, mu)
 
 
 def decoded(fleet: Fleet, fragment: WireFragment, payloads: Sequence[memoryview]) -> list[Tensor]:

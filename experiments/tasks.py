@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-CONTEXT, WIDTH, HEADS, LAYERS = 64, 64, 4, 2
+CONTEXT, HEADS = 64, 4
 BLOCK = 4096  # characters; every HELD_OUT_EVERY-th block is held out
 HELD_OUT_EVERY = 10
 
@@ -63,22 +64,39 @@ class Stream:
 
 
 def make_task(name: str, seed: int) -> Task:
-    """``char`` or ``digits``. Raises ValueError for another name."""
-    if name == "char":
-        return Characters(seed)
+    """A task of ``CHARACTERS``, or ``digits``. Raises ValueError for another name."""
+    if name in CHARACTERS:
+        return Characters(seed, CHARACTERS[name])
     if name == "digits":
         return HandwrittenDigits(seed)
-    raise ValueError(f"task={name!r}: expected char or digits")
+    raise ValueError(f"task={name!r}: expected one of {', '.join(CHARACTERS)}, digits")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a character model and of its global batch."""
+
+    width: int
+    layers: int
+    batch: int = 16
+
+
+CHARACTERS = {
+    "char": Size(64, 2),  # 110,000 parameters
+    "char-30k": Size(32, 2),
+    "char-30k-b64": Size(32, 2, batch=64),
+    "char-1m": Size(128, 5),
+}
 
 
 class Characters:
     """Predict the next character of Python's own language reference (``pydoc_data.topics``)."""
 
-    batch, tokens = 16, CONTEXT
+    tokens = CONTEXT
     average: str | None = None
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, size: Size) -> None:
+        self._seed, self._size, self.batch = seed, size, size.batch
         self._text = _reference()
         blocks = torch.split(self._text, BLOCK)
         self._train = torch.cat([block for i, block in enumerate(blocks) if i % HELD_OUT_EVERY])
@@ -86,7 +104,7 @@ class Characters:
 
     def model(self) -> nn.Module:
         torch.manual_seed(self._seed)
-        return Transformer()
+        return Transformer(self._size.width, self._size.layers)
 
     def stream(self) -> Stream:
         generator = torch.Generator().manual_seed(self._seed)
@@ -163,33 +181,33 @@ def _windows(text: Tensor, starts: Tensor) -> Batch:
 class Block(nn.Module):
     """Causal self-attention and a perceptron, each behind a layer norm and a residual."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.project = nn.Linear(WIDTH, WIDTH)
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(n, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, length, WIDTH)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.project(attended)
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
 
 class Transformer(nn.Module):
-    """110,000 parameters, no dropout; the output layer is tied to the character embedding."""
+    """No dropout; the output layer is tied to the character embedding."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.embed = nn.Embedding(len(ALPHABET), WIDTH)
-        self.position_embed = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.lm_head = nn.Linear(WIDTH, len(ALPHABET), bias=False)
+        self.embed = nn.Embedding(len(ALPHABET), width)
+        self.position_embed = nn.Embedding(CONTEXT, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.lm_head = nn.Linear(width, len(ALPHABET), bias=False)
         for embedding in (self.embed, self.position_embed):
             nn.init.normal_(embedding.weight, std=0.02)
         self.lm_head.weight = self.embed.weight

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from experiments.codecs import answer_dtype, bulk_of, encode_answer
 from experiments.configs import Fleet
-from experiments.merging import aligned_gain, decoded, momentum_coefficient, outer_gradient
+from experiments.merging import aligned_gain, decoded, outer_gradient, outer_step
 from syncer.merge import learner_weight
 from syncer.plan.network import framed_bytes
 from syncer.state import GlobalState
@@ -52,19 +52,19 @@ class Learner:
     """A model, its optimizer, and the learner's side of the protocol without a network.
 
     Args:
-        train: makes one local step of ``inner`` on ``model`` and returns its tokens.
+        train: makes one local step of all of ``inner`` on ``model`` and returns its tokens.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        inner: torch.optim.Optimizer,
+        inner: Sequence[torch.optim.Optimizer],
         layout: Layout,
         wire: str,
-        train: Callable[[nn.Module, torch.optim.Optimizer], int],
+        train: Callable[[nn.Module, Sequence[torch.optim.Optimizer]], int],
     ) -> None:
         self._model, self._inner, self._wire, self._train = model, inner, wire, train
-        self._exchange = Exchange(layout, bind(layout, collect([inner], model)), bulk_of(wire), 0.0)
+        self._exchange = Exchange(layout, bind(layout, collect(inner, model)), bulk_of(wire), 0.0)
         self._session = Session(len(layout))
         self._session.attached(1)
         self._steps = self._tokens = 0
@@ -199,9 +199,9 @@ class World:
         weights = [learner_weight(answer.c_tokens, answer.c_steps) for answer in answers]
         momentum = self.state.momentum(fragment)
         merged = outer_gradient(self._fleet, layout, gradients, weights, momentum)
-        mu = momentum_coefficient(self._fleet, gradients, weights, momentum, merged)
+        lr, mu = outer_step(self._fleet, layout.mode, gradients, weights, momentum, merged)
         before = self.state.params(fragment).clone()
-        self.state.commit(answered.step, fragment, merged, self._fleet.lr, mu)
+        self.state.commit(answered.step, fragment, merged, lr, mu)
         self.gains[fragment].append(aligned_gain(self.state.params(fragment) - before, gradients, weights))
         self.nbytes += sum(framed_bytes(PUSH_HEAD + answer.data.nbytes) for answer in answers)
         self._send(fragment)

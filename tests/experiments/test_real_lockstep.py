@@ -14,7 +14,7 @@ import torch
 from experiments.codecs import bulk_of
 from experiments.configs import Fleet
 from experiments.merging import layout_for
-from experiments.tasks import Characters, loss_of
+from experiments.tasks import loss_of, make_task
 from experiments.training import inner_optimizer, lr_at
 from experiments.world import Learner, World
 from yeto_torch import YetoOuterOptimizer
@@ -77,7 +77,8 @@ def in_the_world(task, fleet):
     layout = layout_for(fleet, shapes, None)
     stream, share, made = task.stream(), task.batch // LEARNERS, [0]
 
-    def train(model, inner):
+    def train(model, inners):
+        (inner,) = inners
         for group in inner.param_groups:
             group["lr"] = lr_at(made[0] // LEARNERS / ROUNDS, PEAK)
         loss = loss_of(model, stream.take(share))
@@ -89,7 +90,7 @@ def in_the_world(task, fleet):
 
     def make(_number):
         model = task.model()
-        return Learner(model, inner_optimizer(model), layout, fleet.wire, train)
+        return Learner(model, [inner_optimizer(model)], layout, fleet.wire, train)
 
     model = task.model()
     exchange = Exchange(layout, bind(layout, collect([inner_optimizer(model)], model)), bulk_of(fleet.wire), 0.0)
@@ -112,7 +113,7 @@ def in_the_world(task, fleet):
     ],
 )
 def test_the_world_ends_with_the_bits_of_real_processes(processes, wire, merge, options, outer):
-    task, fleet = Characters(seed=5), Fleet(LEARNERS, FRAGMENTS, FRAGMENTS, wire, merge, **outer)
+    task, fleet = make_task("char", 5), Fleet(LEARNERS, FRAGMENTS, FRAGMENTS, wire, merge, **outer)
     syncer = processes.syncer(
         "preset=lockstep",
         "merge.iso_backend=scalar",

@@ -9,12 +9,12 @@ import torch
 
 from experiments import training
 from experiments.configs import Alone, Fleet, Training
-from experiments.tasks import ALPHABET, BLOCK, CONTEXT, HELD_OUT_EVERY, Characters, make_task
+from experiments.tasks import ALPHABET, BLOCK, CHARACTERS, CONTEXT, HELD_OUT_EVERY, Characters, make_task
 from experiments.training import lr_at, run
 
 
 def test_learners_take_what_the_baseline_takes_in_the_same_order():
-    whole, shared = Characters(3).stream(), Characters(3).stream()
+    whole, shared = Characters(3, CHARACTERS["char"]).stream(), Characters(3, CHARACTERS["char"]).stream()
     for learners in (2, 4, 8):
         inputs, targets = whole.take(16)
         parts = [shared.take(16 // learners) for _ in range(learners)]
@@ -24,14 +24,14 @@ def test_learners_take_what_the_baseline_takes_in_the_same_order():
 
 
 def test_seeds_differ_in_weights_and_order_but_not_in_what_is_held_out():
-    first, second = Characters(0), Characters(1)
+    first, second = Characters(0, CHARACTERS["char"]), Characters(1, CHARACTERS["char"])
     assert not torch.equal(first.stream().take(16)[0], second.stream().take(16)[0])
     assert not torch.equal(first.model().embed.weight, second.model().embed.weight)
     assert torch.equal(first.held_out()[0], second.held_out()[0])
 
 
 def test_no_training_sees_a_held_out_block():
-    task = Characters(0)
+    task = Characters(0, CHARACTERS["char"])
     text, held_out = task._text, task.held_out()[0]
     assert torch.equal(held_out[: BLOCK // CONTEXT].flatten(), text[:BLOCK])
     blocks = torch.split(text, BLOCK)
@@ -105,5 +105,5 @@ def test_without_momentum_and_at_rate_one_a_machine_alone_is_the_plain_optimizer
 
 
 def test_an_unknown_task_is_named():
-    with pytest.raises(ValueError, match="task='words': expected char or digits"):
+    with pytest.raises(ValueError, match=r"task='words': expected one of char, .*digits"):
         make_task("words", 0)

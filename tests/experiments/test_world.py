@@ -40,7 +40,7 @@ def fleet_of(fleet):
     def make(which):
         net = model()
         inner = torch.optim.SGD(net.parameters(), lr=0.05)
-        return Learner(net, inner, layout, fleet.wire, lambda n, i: train(which, n, i))
+        return Learner(net, [inner], layout, fleet.wire, lambda n, i: train(which, n, *i))
 
     return World(fleet, layout, start, make), layout
 
