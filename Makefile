@@ -5,13 +5,18 @@ BIN    := $(VENV)/bin
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test examples slow sim crash hostile fuzz bench bench-quick bench-rivals lint wheel notebooks clean
+.PHONY: help demo check test examples slow sim crash hostile fuzz bench bench-quick bench-rivals lint wheel notebooks clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo  ## train real digits with a syncer and two learners on this machine (ARGS="--split classes")
 	@$(BIN)/python -m yeto_torch.demo $(ARGS)
+
+BASE ?= main
+check: lint  ## before every commit, under a minute: lint, the rules of the house, tests of the rooms changed against BASE=main
+	@$(BIN)/python -m pytest --quiet tests/test_architecture.py
+	@$(BIN)/python -m tests.changed $(BASE)
 
 JOBS ?= 2
 test: $(VENV)/.installed-test  ## the test suite, on JOBS=2 cores (ARGS="-k name")
