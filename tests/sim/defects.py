@@ -341,13 +341,13 @@ def _() -> Plant:
 
 @_defect("a broadcast older than the anchor is adopted")
 def _() -> Plant:
-    real = Session._broadcast
+    real = Session._accept_broadcast
 
     def broadcast(self: Session, message: Any) -> None:
         self._slots[message.fragment].heard = None
         real(self, message)
 
-    return mock.patch.object(Session, "_broadcast", broadcast)
+    return mock.patch.object(Session, "_accept_broadcast", broadcast)
 
 
 @_defect("a push resets the counters")

@@ -79,7 +79,7 @@ class _Examination:
         yield self._name()
         yield self._reach()
         if self.patient.tls is not None:
-            yield self._tls()
+            yield self._tls(self.patient.tls)
         yield self._protocol()
         yield self._key()
         yield self._round_trip()
@@ -118,16 +118,15 @@ class _Examination:
             raise WrongError("reach", str(error), cure) from error
         return Finding("reach", f"{peer} port {port} accepts connections")
 
-    def _tls(self) -> Finding:
-        assert self.patient.tls is not None
+    def _tls(self, tls: ClientTls) -> Finding:
         try:
-            dial(*self.patient.address, PATIENCE_S, self.patient.tls).close()
+            dial(*self.patient.address, PATIENCE_S, tls).close()
         except TlsError as error:
             raise WrongError("TLS", str(error), _tls_cure(str(error))) from error
         except OSError as error:
             cure = "is it a syncer with security.tls_cert? Without TLS there, leave out --tls and --tls-ca"
             raise WrongError("TLS", f"the handshake was not finished: {why(error)}", cure) from error
-        return Finding("TLS", f"1.3, and the certificate is accepted as that of {self.patient.tls.server_hostname}")
+        return Finding("TLS", f"1.3, and the certificate is accepted as that of {tls.server_hostname}")
 
     def _protocol(self) -> Finding:
         answer = self.answer = self._ask(self.patient.key)

@@ -125,16 +125,16 @@ class Listener:
     def _data_hello(self, sock: Socket, message: Message, deadline: float) -> None:
         assert isinstance(message, DataHello)
 
-        def has_come() -> bool:
-            return self._current is not None and self._current.generation == message.generation
+        def come() -> _Measured | None:
+            current = self._current
+            return current if current is not None and current.generation == message.generation else None
 
         with self._changed:
-            if not self._changed.wait_for(has_come, max(0.0, deadline - clock())):
-                raise PeerError("a data stream of no measurement")
-            current = self._current
-        assert current is not None
+            measured = self._changed.wait_for(come, max(0.0, deadline - clock()))
+        if measured is None:
+            raise PeerError("a data stream of no measurement")
         try:
-            current.group.attach(message.stream_index, sock)
+            measured.group.attach(message.stream_index, sock)
         except LocalError:
             sock.close()
 

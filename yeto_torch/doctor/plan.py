@@ -1,6 +1,6 @@
 """How a fleet should be set up for a model, a line and a step time: the interval H, the wire dtype, the time of a sync.
 
-Pure arithmetic. Every learner sends its part of the model once per H steps and gets the merged one back, and all of
+Every learner sends its part of the model once per H steps and gets the merged one back, and all of
 them share the syncer's line, so with P parameters, L learners, u and b bytes a value up and down, r the bytes a second
 of the line in each direction and s the seconds of a step
 
@@ -13,6 +13,8 @@ The rates are those one learner measured, so the sum over learners takes the syn
 learners' lines are narrower, T is too long by up to L times: the advice errs on the side of more steps.
 
     u: f32 4, bf16 2, q4 132/256     b: f32 4, bf16 2, q4 2 (broadcasts of a q4 session are bf16)
+
+* pure
 """
 
 from __future__ import annotations

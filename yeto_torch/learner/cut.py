@@ -10,11 +10,14 @@ version neither completes nor contradicts the cut, which is always f32 and has a
     STARTED    | acknowledgement queued on this connection: SHUTDOWN is legal  | back to INSTALLED
     ACKED      | its bytes left, once in the life of the process
 
-Source: protocol v4, final cut and its acknowledgement by generation.
+* pure
+
+Source: v4 §Final cut, v4 §Generations; rulings §5.10.
 """
 
 from __future__ import annotations
 
+from yeto_torch.learner.effects import Install
 from yeto_torch.wire.errors import PeerError
 from yeto_torch.wire.messages import Buffer, FinalFragment, FinalManifest
 
@@ -80,12 +83,16 @@ class FinalCut:
     @property
     def to_install(self) -> bool:
         """Is it whole, and not what the parameters hold?"""
-        return self.manifest is not None and self.manifest != self.installed and self.is_whole
+        return self.manifest != self.installed and self.is_whole
 
     @property
     def to_acknowledge(self) -> bool:
         """Is it whole, in the parameters, and not acknowledged on this connection?"""
-        return self.manifest is not None and self.manifest == self.installed and not self.started and self.is_whole
+        return self.manifest == self.installed and not self.started and self.is_whole
+
+    def installation(self) -> Install | None:
+        """What brings it into the parameters; None while that is not due."""
+        return Install(self.manifest, self.data()) if self.manifest is not None and self.to_install else None
 
     def data(self) -> tuple[Buffer, ...]:
         """The f32 bytes of every fragment, in order."""
@@ -109,7 +116,7 @@ class FinalCut:
 
 
 def same_bytes(one: Buffer, other: Buffer) -> bool:
-    """Equality of two buffers, piece by piece: as fast as memory, without a second copy of either."""
+    """Equality of two buffers, block by block: as fast as memory, without a second copy of either."""
     a, b = memoryview(one).cast("B"), memoryview(other).cast("B")
     return len(a) == len(b) and all(
         bytes(a[i : i + _COMPARE_BYTES]) == bytes(b[i : i + _COMPARE_BYTES]) for i in range(0, len(a), _COMPARE_BYTES)

@@ -1,6 +1,8 @@
 """What the session asks of the training thread, as values; their order in a list is the contract.
 
 Payloads are opaque buffers here. Nothing in this file decides anything.
+
+* pure
 """
 
 from __future__ import annotations

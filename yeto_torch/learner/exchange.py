@@ -11,7 +11,7 @@ Everything is validated before the first parameter is touched: a bad fragment is
 Of a sharded parameter (``shards``) whole values are read, by all its ranks together and one tensor after the other, and
 each rank writes its own shard: whole values of one fragment exist at a time, and only in passing.
 
-Source: protocol v4, learner delta and alpha blend; rulings on tensors, non-finite values and the final cut.
+Source: v4 §Deltas and staleness, v4 §Anchors, v4 §Final cut; rulings §3.1 to §3.3, §5.2, §5.3, §5.7, §5.10.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Decides nothing that the session decides: it takes the session's effects and doe
 
 Between syncs a step costs two additions and one look at a flag.
 
-Source: protocol v4, learner side; rulings on the step boundary, non-finite values, budget and final cut.
+Source: v4 §Anchors, v4 §Budget, v4 §Final cut; rulings §5.1, §5.7, §5.8, §5.10 to §5.13.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Decides pauses and limits from what it is told; ``now`` is an argument. It must 
 
 A broadcast is the proof that a connection serves its purpose: it resets the pause, the count and the complaints.
 
-Source: rulings on redial and dialling.
+Source: rulings §5.9, §5.14.
 """
 
 from __future__ import annotations

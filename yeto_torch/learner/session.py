@@ -25,7 +25,9 @@ clocks: payloads are opaque buffers, and whoever owns it calls it under one lock
 An anchor is the raw bytes of the last adopted broadcast; the counters of a fragment run from its adoption and are
 reset by nothing else. Memory is bounded: at most one queued broadcast, one pull and one final fragment per fragment.
 
-Source: protocol v4, sections on anchors, monotone adoption, final cut, learner budget.
+* pure
+
+Source: v4 §Anchors, v4 §Deltas and staleness, v4 §Final cut, v4 §Budget; rulings §5.1 to §5.5, §5.10, §5.11.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from yeto_torch.learner.cut import FinalCut, same_bytes
-from yeto_torch.learner.effects import Adopt, Effect, Fail, Install, Respond, Write
+from yeto_torch.learner.effects import Adopt, Effect, Fail, Respond, Write
 from yeto_torch.wire.constants import U32_MAX, U64_MAX
 from yeto_torch.wire.errors import PeerError, RefusedError, YetoError
 from yeto_torch.wire.messages import (
@@ -204,7 +206,7 @@ class Session:
             self._released = True
         else:
             self.failure = error
-        self._look()
+        self._recompute_attention()
 
     def refused(self, text: str) -> None:
         """The syncer said ERROR on the control stream: a retry cannot help."""
@@ -219,9 +221,9 @@ class Session:
         """A message of the living generation. Raises PeerError on a violation."""
         match message:
             case BcastFragment():
-                self._broadcast(message)
+                self._accept_broadcast(message)
             case PullReq():
-                self._pull(message)
+                self._accept_pull(message)
             case FinalFragment():
                 self._cut.accept_fragment(message)
             case FinalManifest():
@@ -232,7 +234,7 @@ class Session:
                 self._cut.acked = self._released = True
             case _:
                 raise PeerError(f"{message.TYPE.name} is not for a learner")
-        self._look()
+        self._recompute_attention()
 
     # ------------------------------------------------------------------------------------------ the training thread
 
@@ -244,13 +246,13 @@ class Session:
         """
         if self.failure is not None:
             return [Fail(self.failure)]
+        install = self._cut.installation()
         effects: list[Effect]
-        if self._cut.to_install:
-            assert self._cut.manifest is not None
-            effects = [Install(self._cut.manifest, self._cut.data())]
+        if install is not None:
+            effects = [install]
         else:
             effects = [*self._adoptions(local_step, tokens), *self._answers(local_step, tokens)]
-        self._look()
+        self._recompute_attention()
         self.news = False
         return effects
 
@@ -260,7 +262,7 @@ class Session:
         for slot in self._slots:
             slot.forget()
             slot.is_torn = False
-        self._look()
+        self._recompute_attention()
 
     def broken_off(self, effects: Iterable[Effect]) -> None:
         """These effects of the last boundary were not carried out, or not to their end, and training may go on.
@@ -273,7 +275,7 @@ class Session:
                     self._slots[effect.fragment].is_torn = True
                 case Respond():
                     self._put_back(effect)
-        self._look()
+        self._recompute_attention()
 
     def restarted(self, fragments: Iterable[int], local_step: int, tokens: int) -> None:
         """The parameters of ``fragments`` are their anchors again: their counters start anew."""
@@ -281,7 +283,7 @@ class Session:
             slot = self._slots[fragment]
             slot.steps_then, slot.tokens_then = local_step, tokens
             slot.is_torn = False
-        self._look()
+        self._recompute_attention()
 
     def resynced(self, respond: Respond, fragments: list[int], local_step: int, tokens: int) -> None:
         """Local progress of ``fragments`` was dropped while ``respond`` was made: answer later."""
@@ -291,12 +293,12 @@ class Session:
     def enter_finish(self) -> None:
         """The data has ended; the session has not."""
         self._passing = True
-        self._look()
+        self._recompute_attention()
 
     def freeze(self, steps: int, tokens: int) -> None:
         """The budget of ``steps`` is used up; ``tokens`` is the exact total."""
         self._budget = (steps, tokens)
-        self._look()
+        self._recompute_attention()
 
     # ------------------------------------------------------------------------------------------ what the link must send
 
@@ -311,7 +313,7 @@ class Session:
     def ack_due(self) -> int | None:
         """The step to acknowledge on this generation now: its whole cut has arrived, and it is the one installed."""
         manifest = self._cut.installed
-        return None if manifest is None or self.over or not self._cut.to_acknowledge else manifest.step
+        return manifest.step if manifest is not None and self._cut.to_acknowledge and not self.over else None
 
     def ack_started(self) -> None:
         """The acknowledgement was queued on this generation."""
@@ -324,7 +326,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------------ rules
 
-    def _broadcast(self, message: BcastFragment) -> None:
+    def _accept_broadcast(self, message: BcastFragment) -> None:
         fragment, version = message.fragment, message.version
         self.unseen.discard(fragment)
         if self.is_installed:
@@ -344,7 +346,7 @@ class Session:
         # After an idempotent replay the anchor itself is what was heard: one buffer, not two equal ones.
         slot.heard = slot.anchor if slot.queued is None else _Anchor(version, message.data)
 
-    def _pull(self, pull: PullReq) -> None:
+    def _accept_pull(self, pull: PullReq) -> None:
         if pull.fragment >= len(self._slots):
             raise PeerError(f"PULL_REQ names fragment {pull.fragment}, the layout has {len(self._slots)}")
         if self.is_installed:
@@ -404,9 +406,9 @@ class Session:
         for slot in self._slots:
             slot.forget()
         self._cut.reset()
-        self._look()
+        self._recompute_attention()
 
-    def _look(self) -> None:
+    def _recompute_attention(self) -> None:
         self.news = True
         self.attention = not self._left and (
             self.failure is not None

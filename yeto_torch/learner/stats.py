@@ -1,4 +1,7 @@
-"""Stats: one learner's numbers at a moment. It decides nothing."""
+"""Stats: one learner's numbers at a moment. It decides nothing.
+
+* pure
+"""
 
 from __future__ import annotations
 

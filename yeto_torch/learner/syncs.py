@@ -2,6 +2,8 @@
 
 It decides what a record says and when the user hears of it: behind the boundary, when every parameter is in place, and
 never from within the constructor, where the user has no optimizer yet. It must not know sockets, locks or tensors.
+
+* pure
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ OnSync = Callable[[Sync], object]
 class _Taken:
     """A version in the parameters, and the learner's totals when it came."""
 
-    version: int | None = None
+    version: int
     local_step: int = 0
     tokens: int = 0
 
@@ -65,8 +67,8 @@ class Syncs:
 
     def __init__(self, fragments: int, on_sync: OnSync | None) -> None:
         self._on_sync = on_sync
-        self._held = [_Taken()] * fragments
-        self._news: list[tuple[int | None, _Taken, _Taken]] = []
+        self._held: list[_Taken | None] = [None] * fragments
+        self._news: list[tuple[int | None, _Taken | None, _Taken]] = []
         self._begun = False
 
     def begin(self) -> None:
@@ -81,48 +83,43 @@ class Syncs:
 
     def installed(self, step: int, local_step: int, tokens: int) -> None:
         """The final cut is in the parameters."""
-        newest = max((taken.version for taken in self._held if taken.version is not None), default=None)
-        self._note(None, _Taken(newest), _Taken(step, local_step, tokens))
+        newest = max((taken.version for taken in self._held if taken is not None), default=None)
+        self._note(None, None if newest is None else _Taken(newest), _Taken(step, local_step, tokens))
 
     def tell(self, stats: Callable[[], Stats]) -> None:
         """Call ``on_sync`` for everything noted since the last call, in order.
 
         What it raises goes on to the caller, with a note; records behind it are dropped.
         """
-        if not self._news:
+        if not self._news or self._on_sync is None:
             return
         news, self._news = self._news, []
         snapshot = stats()
         for fragment, old, new in news:
-            self._tell_one(self._record(fragment, old, new, snapshot))
+            try:
+                self._on_sync(self._record(fragment, old, new, snapshot))
+            except Exception as error:
+                what = "the final cut" if fragment is None else f"version {new.version} of fragment {fragment}"
+                error.add_note(f"raised by on_sync, which was told of {what}; the parameters are in place")
+                raise
 
-    def _note(self, fragment: int | None, old: _Taken, new: _Taken) -> None:
+    def _note(self, fragment: int | None, old: _Taken | None, new: _Taken) -> None:
         if self._on_sync is not None and self._begun:
             self._news.append((fragment, old, new))
 
-    def _tell_one(self, record: Sync) -> None:
-        assert self._on_sync is not None
-        try:
-            self._on_sync(record)
-        except Exception as error:
-            what = "the final cut" if record.final else f"version {record.version} of fragment {record.fragment}"
-            error.add_note(f"raised by on_sync, which was told of {what}; the parameters are in place")
-            raise
-
-    def _record(self, fragment: int | None, old: _Taken, new: _Taken, stats: Stats) -> Sync:
-        assert new.version is not None
+    def _record(self, fragment: int | None, old: _Taken | None, new: _Taken, stats: Stats) -> Sync:
         skipped = 0
-        if fragment is not None and old.version is not None:  # a fragment has a new version every F outer steps
+        if fragment is not None and old is not None:  # a fragment has a new version every F outer steps
             skipped = max(0, -(-(new.version - old.version) // len(self._held)) - 1)
         return Sync(
             fragment=fragment,
             version=new.version,
-            previous_version=old.version,
+            previous_version=None if old is None else old.version,
             skipped=skipped,
             global_step=stats.global_step,
             local_step=new.local_step,
-            c_steps=new.local_step - old.local_step,
-            c_tokens=new.tokens - old.tokens,
+            c_steps=new.local_step - (0 if old is None else old.local_step),
+            c_tokens=new.tokens - (0 if old is None else old.tokens),
             final=fragment is None,
             stats=stats,
         )

@@ -3,7 +3,7 @@
 Decides nothing: which command is which collective is written in ``commands``, and ``leading`` is the other side of
 each. It must not know the session; parameters are written through ``exchange``.
 
-Source: rulings on a learner of several ranks.
+Source: rulings §5.12.
 """
 
 from __future__ import annotations

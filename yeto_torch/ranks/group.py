@@ -5,7 +5,7 @@ must not know what is agreed on. Small things (commands, sums, texts) travel as 
 for a GPU; a group whose backends know GPUs alone gets a gloo group beside it for them. Fragments travel by the backend
 of their device. Nothing is pickled: numbers, and bytes of a known length.
 
-Source: torch.distributed; rulings on a learner of several ranks.
+Source: torch.distributed; rulings §5.12.
 """
 
 from __future__ import annotations

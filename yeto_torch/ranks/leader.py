@@ -12,7 +12,7 @@ does not enter. This file must not know the protocol, and writes no parameter: `
 A turn in which nothing is due is one broadcast of 64 bytes. Where steps are so short that this would count, turns are
 left out: rank 0 says for how many steps.
 
-Source: rulings on a learner of several ranks.
+Source: rulings §5.12.
 """
 
 from __future__ import annotations

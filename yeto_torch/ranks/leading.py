@@ -3,7 +3,7 @@
 Decides which command stands before which collective, and judges over all ranks what is finite and bounded. It must not
 know the session. ``exchange`` stays the only writer: this class adds the ranks, not the arithmetic.
 
-Source: rulings on a learner of several ranks.
+Source: rulings §5.12.
 """
 
 from __future__ import annotations
