@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from syncer.config.policy import SyncerPolicy
 
 if TYPE_CHECKING:
-    from syncer.terminal import Panel
+    from syncer.terminal import Panel, Picture
 
 log = logging.getLogger("syncer")
 
@@ -140,7 +140,7 @@ class Progress:
         if policy.progress == "auto" and self._budget is None and sys.stderr.isatty() and find_spec("rich") is not None:
             from syncer.terminal import Panel
 
-            self._panel = Panel(self._now)
+            self._panel = Panel(self._picture)
 
     def committed(self, line: Mapping[str, Any], connected: Iterable[int]) -> None:
         """A merge line was written; ``connected`` are the ids now here."""
@@ -180,6 +180,17 @@ class Progress:
         view.received_per_s = self._received.at(now, view.received)
         view.sent_per_s = self._sent.at(now, view.sent)
         return view
+
+    def _picture(self) -> Picture:
+        view = self._now()
+        lines = {
+            "rounds": f"{view.step}/{view.total}  {view.rounds_per_s:.2f} a second, {view.left}",
+            "learners": view.learners,
+            "last round": view.line or "none yet",
+            "bytes": view.traffic,
+            "waiting for": view.waiting,
+        }
+        return view.step, view.total or 0, lines
 
     def _say(self) -> None:
         view = self._now()
