@@ -23,12 +23,12 @@ import torch
 
 from syncer.checkpoint.files import write_checkpoint, write_marker
 from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
-from syncer.config.policy import WARNED_DRIVE, SyncerPolicy
+from syncer.config.policy import SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Identity
 from syncer.core.coordinator import Coordinator, Phase
-from syncer.core.drive import Driven, DriveWatch
+from syncer.core.drive import Driven
 from syncer.core.ledger import LedgerRow
 from syncer.final_state import write_final_state
 from syncer.merge.gain import outer_momentum
@@ -79,12 +79,8 @@ class Actor:
     _finish: fx.Finish | None = None
     _told: str = ""
     _progress: Progress | None = None
-    _drive: DriveWatch = field(init=False)
     _moved: tuple[Phase, int] = (Phase.ASSEMBLING, -1)  # phase and step when something last moved
     _moved_at: float = field(default_factory=clock)
-
-    def __post_init__(self) -> None:
-        self._drive = DriveWatch(WARNED_DRIVE, is_capped=self.policy.outer.guard == "cap")
 
     def post(self, event: ev.Event | MergerEvent, now: float, handled: Callable[[], None] | None = None) -> None:
         """Queue an event that arrived at ``now``; from any thread. ``handled`` is called once it is settled."""
@@ -285,15 +281,14 @@ class Actor:
             self._progress.committed(line, self.coordinator.connected)
 
     def _driven(self, step: int, fragment: int, merged: Merged) -> dict[str, float | None]:
-        """How hard this commit drove its fragment, for the tape; says so, once, when that is too hard."""
+        """How hard this commit drove its fragment, for the tape and for the coordinator to judge."""
         mu, lr, found = merged.momentum, self.policy.outer.lr_at(step), merged.alignment
         if found is None:
             return {"gain": None, "drive": None, "agreement": None, "lag_cosine": None, "momentum": mu}
         gain, drive, enough = found.gain(lr, mu), found.drive(lr, mu), found.capped(lr, self.policy.outer.momentum)
         if drive is not None:
             driven = Driven(drive, gain, found.agreement, found.lag or 0.0, enough)
-            if (text := self._drive.committed(fragment, driven, lr, mu)) is not None:
-                log.warning("%s", text)
+            self._own.append(ev.StepMeasured(fragment, driven, lr, mu))
         return {"gain": gain, "drive": drive, "agreement": found.agreement, "lag_cosine": found.lag, "momentum": mu}
 
     def _broadcast(self, effect: fx.Broadcast) -> None:

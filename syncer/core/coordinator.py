@@ -20,12 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from syncer.config.policy import SyncerPolicy
+from syncer.config.policy import WARNED_DRIVE, SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Admission, ResumeCheck
 from syncer.core.assembly import Assembly
 from syncer.core.cutoff import Cutoff
+from syncer.core.drive import DriveWatch
 from syncer.core.events import Member
 from syncer.core.finalization import Finalization
 from syncer.core.flight import Flight
@@ -76,6 +77,7 @@ class Coordinator:
         self._rejections = Rejections()
         self._comings = RateLimiter(max(_COMINGS, 4 * policy.learners))
         self._cutoff = _cutoff(policy)
+        self._drive = DriveWatch(WARNED_DRIVE, is_capped=policy.outer.guard == "cap")
         self._ungreeted: set[Member] = set()  # joined while the cut was prepared
         self._effects: list[fx.Effect] = []
         self.phase = Phase.ASSEMBLING
@@ -86,7 +88,7 @@ class Coordinator:
         """Settle one event that arrived at ``now``; returns what must be done, in order."""
         if self.phase not in (Phase.DONE, Phase.FAILED):
             # The actor's own work ends long after the answers that waited meanwhile arrived: it moves no deadline.
-            from_outside = not isinstance(event, ev.MergeDone | ev.RoundSynced | ev.Drained)
+            from_outside = not isinstance(event, ev.MergeDone | ev.StepMeasured | ev.RoundSynced | ev.Drained)
             if from_outside:
                 self._settle(now)
             self._dispatch(event, now)
@@ -206,6 +208,9 @@ class Coordinator:
                 self._do(*self._rounds.merged(step, self._roster.current))
                 if self._rounds.schedule.complete:
                     self._begin_cut()
+            case ev.StepMeasured(fragment, driven, lr, momentum):
+                if (text := self._drive.committed(fragment, driven, lr, momentum)) is not None:
+                    self._do(fx.Say(text, warning=True))
             case ev.RoundSynced(_, seconds):
                 self._rounds.pace.observe_sync(seconds)
             case ev.AckArrived():

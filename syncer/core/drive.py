@@ -10,7 +10,7 @@ Source: the key ``outer.guard``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 MERGES = 8
 
@@ -33,13 +33,8 @@ class Driven:
 
     def towards(self, other: Driven, share: float) -> Driven:
         """This mean with another commit in it, which counts ``share``."""
-        return Driven(
-            self.drive + share * (other.drive - self.drive),
-            self.gain + share * (other.gain - self.gain),
-            self.agreement + share * (other.agreement - self.agreement),
-            self.lag + share * (other.lag - self.lag),
-            self.enough + share * (other.enough - self.enough),
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Driven(*(old + share * (new - old) for old, new in pairs))
 
 
 class DriveWatch:
@@ -52,9 +47,8 @@ class DriveWatch:
 
     def __init__(self, limit: float, *, is_capped: bool = False) -> None:
         self._limit, self._is_capped = limit, is_capped
-        self._fragments: dict[
-            int, tuple[int, Driven]
-        ] = {}  # merges, and their mean: at first plain, then 1 / MERGES new
+        # Per fragment its merges and their mean: at first a plain one, then 1 / MERGES new.
+        self._fragments: dict[int, tuple[int, Driven]] = {}
         self._said = False
 
     def committed(self, fragment: int, commit: Driven, lr: float, mu: float) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from syncer.core.drive import Driven
 from yeto_torch.wire.constants import MessageType
 from yeto_torch.wire.messages import Hello
 
@@ -105,6 +106,16 @@ class MergeDone:
 
 
 @dataclass(frozen=True, slots=True)
+class StepMeasured:
+    """How hard the outer step of a commit drove its fragment, and with which learning rate and momentum."""
+
+    fragment: int
+    driven: Driven
+    lr: float
+    momentum: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundSynced:
     """Round ``step`` is committed and its broadcast queued; ``seconds`` it took to compute, commit and queue."""
 
@@ -131,6 +142,7 @@ Event = (
     | BudgetReported
     | GroupLost
     | MergeDone
+    | StepMeasured
     | RoundSynced
     | Drained
     | Interrupted

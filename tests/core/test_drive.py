@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncer.core import effects as fx
+from syncer.core import events as ev
 from syncer.core.drive import MERGES, Driven, DriveWatch
+from tests.support.coordinator_desk import Desk, syncer_policy
 
 LIMIT = 1.25
 
@@ -69,3 +72,12 @@ def test_it_speaks_at_the_first_fragment_whose_mean_is_above_the_limit(script):
             assert (text is not None) == is_due
         said += text is not None
     assert said <= 1
+
+
+def test_the_coordinator_warns_and_says_so_once():
+    desk = Desk(syncer_policy(1)).assemble()
+    hard = ev.StepMeasured(0, Driven(9.0, 9.0, 1.0, 0.0, 0.1), 0.7, 0.5)
+    for _ in range(2 * MERGES):
+        desk.tell(hard)
+    (warning,) = [said for said in desk.all(fx.Say) if said.warning]
+    assert warning.text.startswith("the outer step over-drives fragment 0: ")
