@@ -1,8 +1,9 @@
-"""LearnerConfig: everything a learner can be told, checked before a socket is opened.
+"""What a learner can be told (``LearnerOptions``), and the same once it is checked (``LearnerConfig``).
 
-Decides what is legal and where a value comes from when it is not given (the YETO_* environment, read once). It must
-not know the model, tensors or sockets. A wrong value raises ``ValueError`` naming the argument, the value and the
-legal range.
+``LearnerOptions`` is the one list of the learner's arguments: their names, types, defaults and meanings. The signature
+of ``YetoOuterOptimizer`` is read from it. ``LearnerConfig`` decides what is legal and where a value comes from when it
+is not given (the YETO_* environment, read once), before a socket is opened. This file must not know the model, tensors
+or sockets. A wrong value raises ``ValueError`` naming the argument, the value and the legal range.
 """
 
 from __future__ import annotations
@@ -14,17 +15,26 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from yeto_torch.learner.syncs import OnSync
 from yeto_torch.offline.rules import LOCAL, LocalRules
-from yeto_torch.security import client_tls, read_key, tls_from
+from yeto_torch.security import Tls, client_tls, read_key, tls_from
 from yeto_torch.wire.constants import HASH_BYTES, MAX_STREAMS, U32_MAX, U64_MAX, WireDType
 from yeto_torch.wire.layout import contract_hash
 from yeto_torch.wire.profile import ProfileRecord, record_of
 from yeto_torch.wire.transport.tls import ClientTls
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 log = logging.getLogger("yeto_torch")
+
+Pattern: TypeAlias = Literal["binpack", "strided"]
+MatrixMerge: TypeAlias = Literal["rda", "iso"]
+WireWord: TypeAlias = Literal["f32", "bf16", "q4"]
+OnNonfinite: TypeAlias = Literal["raise", "resync"]
+
 _ENVIRONMENT = {
     "syncer": "YETO_SYNCER",
     "learner_id": "YETO_LEARNER_ID",
@@ -44,63 +54,93 @@ def disabled(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("YETO_DISABLE", "") not in ("", "0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerConfig:
-    """The arguments of ``YetoOuterOptimizer`` but for the model's own; validated when it is made.
+@dataclass(frozen=True)
+class LearnerOptions:
+    """Every argument of ``YetoOuterOptimizer`` but the model's own, as it was given: nothing is checked yet.
 
-    ``LearnerConfig.resolve(**arguments)`` also fills what is None from the environment.
-
-    Attributes:
-        syncer: ``"host:port"``, IPv6 in brackets. Env YETO_SYNCER.
-        learner_id: 0 to learners - 1; learner 0 gives the fleet its first weights. Env YETO_LEARNER_ID.
-        run_id: names the run, so that a checkpoint of another run is never continued. Env YETO_RUN_ID.
-        fragments, pattern, matrix_merge, average: the layout, see ``fragments.build_layout``.
-        wire_dtype: ``"f32"``, ``"bf16"`` or ``"q4"``.
-        streams: data sockets beside the control socket.
-        merge_alpha: weight of the local value when a broadcast is adopted; 0 takes the global fragment as it is.
-        tokens_per_step: what a step counts when ``step(tokens=...)`` is not told.
-        profile: the syncer configuration to bind to: what ``python -m syncer ... --cfg job --resolve`` prints (text, or
-            a path to it), a ``ProfileRecord`` or a mapping of its fields, or its hash (32 bytes or 64 hex digits).
-        contract: an explicit 32-byte session contract instead of the one derived from ``run_id``.
-        hmac_key: signs HELLO. Env YETO_HMAC_KEY_FILE names a file with the key.
-        tls: True, a path to a CA file, or a mapping of ca, cert, key and server_hostname; see ``security``. Env
-            YETO_TLS_CA, YETO_TLS_CERT and YETO_TLS_KEY.
-        process_group: of ``torch.distributed``: the ranks of this learner; None = this process alone.
-        budget_steps: the learner-budget target. Env YETO_BUDGET_STEPS.
-        wait_for_start: the constructor returns once the fleet's weights are installed.
-        on_nonfinite: ``"raise"``, or ``"resync"`` to drop local progress and take the anchor again.
-        max_reconnects: redials without a broadcast in between before giving up; None = never.
-        connect_timeout_s: how long the constructor waits for the start.
-        final_timeout_s: how long ``finish()`` waits for the final cut.
-        on_sync: called on the training thread with a ``Sync`` for every broadcast taken over.
-        local: with ``syncer="local"`` alone: what a syncer would decide, see ``LocalRules``.
-        run_dir: the launcher's run folder, where learner 0 writes ``layout.json``. Env YETO_RUN_DIR.
+    Args:
+        syncer: where the syncer listens: ``"host:port"``, IPv6 in brackets (``"[::1]:29400"``). None: YETO_SYNCER.
+            ``"local"``: no fleet; this process makes the outer step itself, in the manner of Lookahead, by the rules
+            in ``local``.
+        learner_id: 0 to learners - 1, another one for each learner. None: YETO_LEARNER_ID. Learner 0 gives the fleet
+            its first weights. Not needed with ``syncer="local"``.
+        run_id: the name of the run, the same for all its learners, so that a checkpoint of another run is never
+            continued. None: YETO_RUN_ID; without that either, every run of this model counts as the same.
+        fragments: into how many parts the model is cut at most, the averaged part included; one is exchanged at a
+            time. From 1.
+        pattern: how tensors are spread over fragments: ``"binpack"`` makes them equal in size, ``"strided"`` puts layer
+            r into part r mod n.
+        matrix_merge: how the fleet merges all that is not averaged: ``"rda"`` or ``"iso"`` (matrices only; the rest is
+            averaged).
+        average: a regular expression. A tensor whose name it finds is merged by plain averaging, as embeddings and
+            heads are in any case.
+        wire_dtype: what travels: ``"f32"``, ``"bf16"`` or ``"q4"`` (about 32, 16 and 4 bits a value).
+        streams: data sockets beside the control socket, 0 to 256.
+        merge_alpha: how much of the local value survives a broadcast, 0 to 1; 0 takes the global fragment as it is.
+        tokens_per_step: what a step counts in this learner's weight when ``step(tokens=...)`` and ``count_tokens`` are
+            not told. From 1.
+        profile: the syncer's configuration to bind to; another one refuses this learner. What
+            ``python -m syncer ... --cfg job --resolve`` prints (the text, or a path to it), a ``ProfileRecord`` or a
+            mapping of its fields, or its hash (32 bytes or 64 hex digits). None: any configuration.
+        contract: 32 bytes or 64 hex digits in place of the session contract that is derived from ``run_id``.
+        hmac_key: the key that signs HELLO, at least one byte. None: the file that YETO_HMAC_KEY_FILE names.
+        tls: True, a path to a CA file, or a mapping of ``ca``, ``cert``, ``key`` and ``server_hostname``; False: none.
+            None: YETO_TLS_CA, YETO_TLS_CERT and YETO_TLS_KEY. See ``yeto_torch.security``.
+        process_group: of ``torch.distributed``: the ranks of this learner, if they are several
+            (``dist.group.WORLD``). Every rank makes the same calls, with its own part of the model and its own tokens;
+            of all other arguments those of rank 0 count. None: this process alone.
+        budget_steps: how many local steps ``report_budget`` must report, from 1. None: YETO_BUDGET_STEPS.
+        wait_for_start: the constructor returns once the fleet's weights are installed. False: at once; steps that are
+            made before the first weights come are overwritten by them.
+        on_nonfinite: when a parameter is not finite: ``"raise"`` a NonFiniteError, or ``"resync"``, which drops local
+            progress and takes the last broadcast again.
+        max_reconnects: how often to dial again without a broadcast in between before giving up. None: without end.
+        connect_timeout_s: seconds the constructor waits for the start of the fleet, above 0.
+        final_timeout_s: seconds ``finish()`` waits for the final cut, above 0.
+        on_sync: called with a ``Sync`` for every broadcast taken over, and once for the final cut (``final=True``), on
+            the thread that steps; what it raises comes out of ``step`` or ``finish``. The first weights, which the
+            constructor takes over itself, are not told.
+        local: with ``syncer="local"`` alone: ``sync_interval_steps``, ``lr``, ``momentum``, ``delta_correction`` and
+            ``iso_scale``, see ``LocalRules``. What is left out is as in the syncer's preset ``balanced``.
     """
 
     syncer: str | None = None
     learner_id: int | None = None
     run_id: str | None = None
     fragments: int = 8
-    pattern: str = "binpack"
-    matrix_merge: str = "rda"
+    pattern: Pattern = "binpack"
+    matrix_merge: MatrixMerge = "rda"
     average: str | None = None
-    wire_dtype: str = "bf16"
+    wire_dtype: WireWord = "bf16"
     streams: int = 4
     merge_alpha: float = 0.0
     tokens_per_step: int = 1
-    profile: ProfileRecord | Mapping[str, Any] | bytes | str | os.PathLike[str] | None = None
+    profile: ProfileRecord | Mapping[str, object] | bytes | str | os.PathLike[str] | None = None
     contract: bytes | str | None = None
     hmac_key: bytes | None = field(default=None, repr=False)
-    tls: bool | str | os.PathLike[str] | Mapping[str, Any] | None = None
-    process_group: Any = None
+    tls: Tls = None
+    process_group: ProcessGroup | None = None
     budget_steps: int | None = None
     wait_for_start: bool = True
-    on_nonfinite: str = "raise"
+    on_nonfinite: OnNonfinite = "raise"
     max_reconnects: int | None = None
-    connect_timeout_s: float = 900.0
-    final_timeout_s: float = 900.0
+    connect_timeout_s: float = 900
+    final_timeout_s: float = 900
     on_sync: OnSync | None = None
-    local: Mapping[str, Any] | None = None
+    local: Mapping[str, float | str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig(LearnerOptions):
+    """The options of a learner, checked when it is made; ``resolve`` also fills what is None from the environment.
+
+    Args:
+        run_dir: the launcher's run folder, where learner 0 writes ``layout.json``; only from YETO_RUN_DIR.
+
+    Raises:
+        ValueError: a wrong option; the sentence names it.
+    """
+
     run_dir: str | None = None
 
     @classmethod
@@ -127,14 +167,14 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         self._check_identity()
         _integer("fragments", self.fragments, 1, U32_MAX)
-        _choice("pattern", self.pattern, ("binpack", "strided"))
-        _choice("matrix_merge", self.matrix_merge, ("rda", "iso"))
+        _choice("pattern", self.pattern, get_args(Pattern))
+        _choice("matrix_merge", self.matrix_merge, get_args(MatrixMerge))
         _pattern("average", self.average)
-        _choice("wire_dtype", self.wire_dtype, ("f32", "bf16", "q4"))
+        _choice("wire_dtype", self.wire_dtype, get_args(WireWord))
         _integer("streams", self.streams, 0, MAX_STREAMS)
         _number("merge_alpha", self.merge_alpha, 0.0, 1.0)
         _integer("tokens_per_step", self.tokens_per_step, 1, U64_MAX)
-        _choice("on_nonfinite", self.on_nonfinite, ("raise", "resync"))
+        _choice("on_nonfinite", self.on_nonfinite, get_args(OnNonfinite))
         _choice("wait_for_start", self.wait_for_start, (True, False))
         if self.budget_steps is not None:
             _integer("budget_steps", self.budget_steps, 1, U32_MAX)
@@ -178,14 +218,12 @@ class LearnerConfig:
 
     @property
     def identity(self) -> int:
-        """``learner_id``, which is given once the configuration is valid; alone one is 0."""
-        assert self.learner_id is not None or self.is_local
+        """``learner_id``; without a syncer, where it may be left out, 0."""
         return self.learner_id or 0
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of the syncer."""
-        assert self.syncer is not None
+        """Host and port of the syncer. Raises ValueError where there is none."""
         return parse_address(self.syncer)
 
     @property
@@ -212,7 +250,7 @@ class LearnerConfig:
         return contract_hash(fingerprint, self.run_id)
 
 
-def parse_address(text: Any) -> tuple[str, int]:
+def parse_address(text: object) -> tuple[str, int]:
     """``"host:port"`` or ``"[v6]:port"`` as (host, port). Raises ValueError."""
     match = (
         re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text) if isinstance(text, str) else None
@@ -232,7 +270,7 @@ def _warn_about_run_id() -> None:
         )
 
 
-def _profile_hash(profile: Any) -> bytes:
+def _profile_hash(profile: object) -> bytes:
     """The hash of every form ``profile=`` may have. Raises ValueError."""
     if isinstance(profile, bytes) or (isinstance(profile, str) and re.fullmatch(r"[0-9a-fA-F]{64}", profile)):
         return _hash("profile", profile)
@@ -248,7 +286,7 @@ def _profile_hash(profile: Any) -> bytes:
     raise ValueError(f"profile={profile!r}: must be {_PROFILE}")
 
 
-def _configuration(source: str | os.PathLike[str]) -> Mapping[str, Any]:
+def _configuration(source: str | os.PathLike[str]) -> Mapping[str, object]:
     """A printed configuration, from its YAML (which has more than one line) or the file that holds it."""
     from omegaconf import OmegaConf  # whose loader reads numbers as the syncer's does; only who binds needs it
     from omegaconf.errors import OmegaConfBaseException
@@ -273,28 +311,28 @@ def _whole(variable: str, text: str) -> int:
     return int(text)
 
 
-def _is_filled(value: Any, kind: type) -> bool:
+def _is_filled(value: object, kind: type) -> bool:
     return isinstance(value, kind) and bool(value)
 
 
-def _integer(name: str, value: Any, low: int, high: int) -> None:
+def _integer(name: str, value: object, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{name}={value!r}: must be an integer from {low} to {high}")
 
 
-def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
+def _number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
     if not fits or (above and value == low):
         legal = f"a number above {low:g}" if above else f"a number from {low:g} to {high:g}"
         raise ValueError(f"{name}={value!r}: must be {legal}")
 
 
-def _choice(name: str, value: Any, legal: tuple[Any, ...]) -> None:
+def _choice(name: str, value: object, legal: tuple[object, ...]) -> None:
     if not any(type(value) is type(item) and value == item for item in legal):
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, legal))}")
 
 
-def _pattern(name: str, value: Any) -> None:
+def _pattern(name: str, value: str | None) -> None:
     if value is None:
         return
     try:
@@ -303,7 +341,7 @@ def _pattern(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r}: must be a regular expression ({error})") from error
 
 
-def _hash(name: str, value: Any) -> bytes:
+def _hash(name: str, value: object) -> bytes:
     if isinstance(value, str):
         try:
             value = bytes.fromhex(value)

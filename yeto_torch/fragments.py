@@ -18,12 +18,13 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from yeto_torch.config import LearnerOptions, MatrixMerge, Pattern
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 
@@ -98,7 +99,7 @@ def collect(
     return taken
 
 
-def _running_statistics(model: Any) -> list[str]:
+def _running_statistics(model: object) -> list[str]:
     """The layers of a module whose running mean and variance training changes: batch norms and their kin."""
     if not isinstance(model, nn.Module):
         return []
@@ -137,30 +138,32 @@ def _names(
         yield item
 
 
-def _is_pair(item: Any) -> bool:
+def _is_pair(item: object) -> TypeGuard[tuple[str, torch.Tensor]]:
     return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], torch.Tensor)
 
 
-def layout_of(parameters: Mapping[str, torch.Tensor], **rules: Any) -> Layout:
-    """The layout of what ``collect`` returned; ``rules`` are ``build_layout``'s."""
-    return build_layout([(name, tuple(p.shape)) for name, p in parameters.items()], **rules)
+def layout_of(parameters: Mapping[str, torch.Tensor], options: LearnerOptions) -> Layout:
+    """The layout of what ``collect`` returned, by the options that name a layout."""
+    return build_layout(
+        [(name, tuple(p.shape)) for name, p in parameters.items()],
+        fragments=options.fragments,
+        pattern=options.pattern,
+        matrix_merge=options.matrix_merge,
+        average=options.average,
+    )
 
 
 def build_layout(
     shapes: Iterable[tuple[str, tuple[int, ...]]],
     *,
-    fragments: int = 8,
-    pattern: str = "binpack",
-    matrix_merge: str = "rda",
-    average: str | None = None,
+    fragments: int = LearnerOptions.fragments,
+    pattern: Pattern = LearnerOptions.pattern,
+    matrix_merge: MatrixMerge = LearnerOptions.matrix_merge,
+    average: str | None = LearnerOptions.average,
 ) -> Layout:
     """The layout of named shapes; every learner with the same names, shapes and arguments gets the same one.
 
-    Args:
-        fragments: how many at most, the averaged one included.
-        pattern: ``binpack`` (equal sizes) or ``strided`` (layer r to bin r mod n).
-        matrix_merge: ``rda`` or ``iso``, the merge mode of all but the averaged fragment.
-        average: a regular expression; tensors whose name it finds join the averaged fragment.
+    What the arguments mean is written once, at ``LearnerOptions``.
     """
     mode = MergeMode[matrix_merge.upper()]
     tensors = sorted((Tensor(name, tuple(shape)) for name, shape in shapes), key=lambda t: (-t.numel, t.name))

@@ -8,22 +8,23 @@ Source: README, "The learner".
 
 from __future__ import annotations
 
+import inspect
 import operator
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, NoReturn, ParamSpec, SupportsIndex, TypeVar
 
 import torch
 
-from yeto_torch.config import LearnerConfig, disabled
+from yeto_torch.config import LearnerConfig, LearnerOptions, disabled
 from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of, raw_names
 from yeto_torch.launcher.folder import save_layout
 from yeto_torch.learner.learner import Learner
 from yeto_torch.learner.shards import check_shards, check_wrapping, resharding
 from yeto_torch.learner.stats import Stats
-from yeto_torch.learner.syncs import OnSync
 from yeto_torch.offline.local import LocalLearner
 from yeto_torch.ranks.follower import Follower
 from yeto_torch.ranks.group import RankGroup
@@ -31,7 +32,36 @@ from yeto_torch.ranks.leader import make_learner
 from yeto_torch.ranks.rendezvous import Rendezvous
 from yeto_torch.wire.errors import RunError
 from yeto_torch.wire.layout import Layout
-from yeto_torch.wrapper import Closure, OptimizerWrapper, value_of
+from yeto_torch.wrapper import Closure, Optimizers, OptimizerWrapper, ParamGroup, value_of
+
+P = ParamSpec("P")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    inner: Optimizers
+    named_parameters: NamedParameters | None = None
+
+
+@dataclass(frozen=True)
+class _Arguments(LearnerOptions, _Wrapped):
+    """Everything the constructor takes, in its order: a dataclass takes the fields of its last base first."""
+
+
+def _takes(
+    call: Callable[P, object],
+) -> Callable[[Callable[Concatenate[S, ...], None]], Callable[Concatenate[S, P], None]]:
+    """The decorated method takes what ``call`` takes; so says it to ``help`` and to type checkers."""
+
+    def tell(method: Callable[Concatenate[S, ...], None]) -> Callable[Concatenate[S, P], None]:
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        signature = inspect.signature(call)
+        told = signature.replace(parameters=[own, *signature.parameters.values()])
+        method.__signature__ = told  # type: ignore[attr-defined]  # where ``inspect`` looks
+        return method
+
+    return tell
 
 
 class YetoOuterOptimizer(OptimizerWrapper):
@@ -44,32 +74,8 @@ class YetoOuterOptimizer(OptimizerWrapper):
     Args:
         inner: the optimizer, or a list of optimizers over one model.
         named_parameters: ``model.named_parameters()``, or the model; default: the names the inner optimizer knows.
-        syncer: ``"host:port"``. Default: YETO_SYNCER. ``"local"``: no fleet; the outer step is made in this process, in
-            the manner of Lookahead, by the rules in ``local``.
-        learner_id: 0 to learners - 1. Default: YETO_LEARNER_ID.
-        run_id: the name of the run. Default: YETO_RUN_ID.
-        fragments, pattern, matrix_merge, average: the layout.
-        wire_dtype: ``"bf16"``, ``"f32"`` or ``"q4"``; what travels.
-        streams: data sockets.
-        merge_alpha: how much of the local value survives a broadcast; 0 takes the global one.
-        tokens_per_step: what a step counts unless ``step`` is told.
-        profile: the syncer's configuration to bind to (``ProfileRecord`` or its hash).
-        contract: 32 bytes instead of the contract derived from ``run_id``.
-        hmac_key: signs HELLO. Default: the file that YETO_HMAC_KEY_FILE names.
-        tls: ``True``, a path to a CA file, or a mapping; see ``security``. Default: YETO_TLS_CA, _CERT and _KEY.
-        process_group: the ranks of this learner, if they are several (``dist.group.WORLD``); see ``island``. Every
-            rank makes the same calls with its own part of the model and its own tokens; what is no parameter counts
-            as rank 0 was told.
-        budget_steps: the learner-budget target. Default: YETO_BUDGET_STEPS.
-        wait_for_start: False returns at once; steps made before the first weights come are overwritten by them.
-        on_nonfinite: ``"raise"``, or ``"resync"``: drop local progress and take the last broadcast again.
-        max_reconnects: redials without a broadcast in between before giving up; None = never.
-        connect_timeout_s, final_timeout_s: how long the constructor, and how long ``finish`` waits.
-        on_sync: called with a ``Sync`` for every broadcast taken over, and once for the final cut (``final=True``), on
-            the thread that steps; what it raises comes out of ``step`` or ``finish``. The constructor's own first
-            weights are not told.
-        local: with ``syncer="local"``: ``sync_interval_steps``, ``lr``, ``momentum``, ``delta_correction``,
-            ``iso_scale``; the defaults are the syncer's preset ``balanced``.
+        *args: the options, in the order of ``yeto_torch.config.LearnerOptions``, which says what each one means.
+        **options: the same, by name, as ``syncer="host:port"``.
 
     Raises:
         ValueError: a wrong argument; the sentence names it.
@@ -78,61 +84,27 @@ class YetoOuterOptimizer(OptimizerWrapper):
         NonFiniteError: learner 0's starting values are not finite.
     """
 
+    @_takes(_Arguments)
     def __init__(
-        self,
-        inner: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        named_parameters: NamedParameters | None = None,
-        syncer: str | None = None,
-        learner_id: int | None = None,
-        run_id: str | None = None,
-        fragments: int = 8,
-        pattern: str = "binpack",
-        matrix_merge: str = "rda",
-        average: str | None = None,
-        wire_dtype: str = "bf16",
-        streams: int = 4,
-        merge_alpha: float = 0.0,
-        tokens_per_step: int = 1,
-        profile: Any = None,
-        contract: bytes | str | None = None,
-        hmac_key: bytes | None = None,
-        tls: Any = None,
-        process_group: Any = None,
-        budget_steps: int | None = None,
-        wait_for_start: bool = True,
-        on_nonfinite: str = "raise",
-        max_reconnects: int | None = None,
-        connect_timeout_s: float = 900,
-        final_timeout_s: float = 900,
-        on_sync: OnSync | None = None,
-        local: Mapping[str, Any] | None = None,
+        self, inner: Optimizers, named_parameters: NamedParameters | None = None, *args: Any, **options: Any
     ) -> None:
+        self._options = told = LearnerOptions(*args, **options)
         super().__init__(inner)
         self._learner: Learner | Follower | LocalLearner | None = None
         self._counted: int | None = None  # tokens of the step to come
         self._warned = self._ended = False
-        self._rules: dict[str, Any] = {
-            "fragments": fragments, "pattern": pattern, "matrix_merge": matrix_merge, "average": average,
-        }  # fmt: skip
         self._named = named = kept(named_parameters)
-        ranks = None if process_group is None else RankGroup(process_group)
+        ranks = None if told.process_group is None else RankGroup(told.process_group)
         with Rendezvous(ranks) as rendezvous:
             if disabled():
                 return
-            config = LearnerConfig.resolve(
-                syncer=syncer, learner_id=learner_id, run_id=run_id, **self._rules, wire_dtype=wire_dtype,
-                streams=streams, merge_alpha=merge_alpha, tokens_per_step=tokens_per_step, profile=profile,
-                contract=contract, hmac_key=hmac_key, tls=tls, process_group=process_group,
-                budget_steps=budget_steps, wait_for_start=wait_for_start, on_nonfinite=on_nonfinite,
-                max_reconnects=max_reconnects, connect_timeout_s=connect_timeout_s,
-                final_timeout_s=final_timeout_s, on_sync=on_sync, local=local,
-            )  # fmt: skip
+            config = LearnerConfig.resolve(**vars(told))
             reshard = resharding(named)
             reshard()
-            check_wrapping(named, raw_names(self._inner, named), process_group)
+            check_wrapping(named, raw_names(self._inner, named), told.process_group)
             parameters = collect(self._inner, named)
             check_shards(parameters, None if ranks is None else ranks.members)
-            rendezvous.layout = self._layout = layout_of(parameters, **self._rules)
+            rendezvous.layout = self._layout = layout_of(parameters, config)
             if config.run_dir is not None and config.identity == 0 and (ranks is None or ranks.rank == 0):
                 save_layout(self._layout, Path(config.run_dir))
         self._in_layout = {id(p) for p in parameters.values()}
@@ -147,7 +119,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
 
     # ------------------------------------------------------------------------------------------ training
 
-    def step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
+    def step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: object) -> Any:
         """One step of the inner optimizer; then, if anything is due, the exchange with the fleet.
 
         Args:
@@ -170,7 +142,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
 
     step.hooked = True  # type: ignore[attr-defined]  # as the wrapper's own
 
-    def _step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> Any:
+    def _step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> object:
         learner = self._learner
         if learner is None:
             return super()._step(closure, **inner_arguments)
@@ -215,7 +187,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
             self._warned = True
             warnings.warn("step() after the run has finished: the final parameters stay as they are", stacklevel=5)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group to the (first) inner optimizer, before the first step.
 
         Its parameters are in the layout already or do not require grad: what is exchanged is fixed when the optimizer
@@ -287,10 +259,10 @@ class YetoOuterOptimizer(OptimizerWrapper):
     def layout(self) -> Layout:
         """The fragments, their tensors and the fingerprint."""
         if self._learner is None:
-            return layout_of(collect(self._inner, self._named), **self._rules)
+            return layout_of(collect(self._inner, self._named), self._options)
         return self._layout
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
             "YetoOuterOptimizer holds a connection and cannot be copied or pickled; save optimizer.state_dict()"
         )

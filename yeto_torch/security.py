@@ -19,16 +19,18 @@ import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from yeto_torch.wire.transport.tls import ClientTls, TlsFileError, client_context
+
+Tls: TypeAlias = bool | str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]] | None
 
 _VARIABLES = {"ca": "YETO_TLS_CA", "cert": "YETO_TLS_CERT", "key": "YETO_TLS_KEY"}
 _ARGUMENTS = {name: f"tls {name}" for name in _VARIABLES}
 _LARGEST_KEY_BYTES = 65_536
 
 
-def tls_from(environment: Mapping[str, str], given: Any) -> Any:
+def tls_from(environment: Mapping[str, str], given: Tls) -> Tls:
     """``tls=`` as the environment completes it. Raises ValueError naming the variable."""
     files = {name: environment[variable] for name, variable in _VARIABLES.items() if environment.get(variable)}
     if not files or given not in (None, True):
@@ -37,7 +39,7 @@ def tls_from(environment: Mapping[str, str], given: Any) -> Any:
     return files
 
 
-def client_tls(tls: Any, host: str) -> ClientTls | None:
+def client_tls(tls: object, host: str) -> ClientTls | None:
     """How to dial ``host``; None without TLS. Raises ValueError naming the argument and what is legal."""
     if tls is None or tls is False:
         return None
@@ -77,7 +79,7 @@ def _legal() -> str:
     return ", ".join((*_VARIABLES, "server_hostname"))
 
 
-def _context(files: Mapping[str, Any], names: Mapping[str, str]) -> ssl.SSLContext:
+def _context(files: Mapping[str, str | os.PathLike[str]], names: Mapping[str, str]) -> ssl.SSLContext:
     paths = {name: Path(value) for name, value in files.items()}
     for one, other in (("cert", "key"), ("key", "cert")):
         if one in paths and other not in paths:

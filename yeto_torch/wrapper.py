@@ -14,12 +14,33 @@ import inspect
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-StateDict = dict[str, Any]
-Closure = Callable[[], Any]
+if TYPE_CHECKING:
+    from torch.optim.optimizer import Args, Kwargs, StateDict
+
+Closure: TypeAlias = Callable[[], Any]
+Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+ParamGroup: TypeAlias = dict[str, Any]  # also of defaults, which are a group without parameters
+_State: TypeAlias = defaultdict[torch.Tensor, Any]
+
+
+class _Inner:
+    """An attribute that is the (first) inner optimizer's own, to read, set and delete."""
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, wrapper: OptimizerWrapper, _: type) -> object:
+        return getattr(wrapper._inner[0], self._name)
+
+    def __set__(self, wrapper: OptimizerWrapper, value: object) -> None:
+        setattr(wrapper._inner[0], self._name, value)
+
+    def __delete__(self, wrapper: OptimizerWrapper) -> None:
+        delattr(wrapper._inner[0], self._name)
 
 
 class OptimizerWrapper(torch.optim.Optimizer):
@@ -28,7 +49,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
     ``torch.optim.Optimizer.__init__`` is not called: it would make groups and a state of its own.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, inner: Optimizers) -> None:
         self._inner = _optimizers(inner)
         self._single = self._inner[0] if len(self._inner) == 1 else None
         self._optimizer_step_pre_hooks = OrderedDict()
@@ -46,19 +67,20 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     def step(self, closure: Closure | None = None, **arguments: Any) -> Any:
         """One step, with the hooks of this object around it."""
-        args: tuple[Any, ...] = (self,) if closure is None else (self, closure)
+        args: Args = (self,) if closure is None else (self, closure)
+        kwargs: Kwargs = arguments
         for before in self._optimizer_step_pre_hooks.values():
-            result = before(self, args, arguments)
+            result = before(self, args, kwargs)
             if result is not None:
-                args, arguments = _new_arguments(result)
-        out = self._step(*args[1:], **arguments)
+                args, kwargs = _new_arguments(result)
+        out = self._step(*args[1:], **kwargs)
         for after in self._optimizer_step_post_hooks.values():
-            after(self, args, arguments)
+            after(self, args, kwargs)
         return out
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it again, and run every hook twice
 
-    def _step(self, closure: Closure | None = None, **inner_arguments: Any) -> Any:
+    def _step(self, closure: Closure | None = None, **inner_arguments: Any) -> object:
         """The step of the inner optimizers; a closure is called once if they are several."""
         if self._single is not None:
             return self._single.step(*(() if closure is None else (closure,)), **inner_arguments)
@@ -67,7 +89,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
             optimizer.step(**inner_arguments)
         return loss
 
-    def _was_skipped(self, inner_arguments: dict[str, Any]) -> bool:
+    def _was_skipped(self, inner_arguments: Kwargs) -> bool:
         """Did a GradScaler that leaves the decision to the inner optimizer find an overflow? Then no step was made."""
         if inner_arguments.get("grad_scaler") is not None:
             scaler = inner_arguments["grad_scaler"]
@@ -97,37 +119,37 @@ class OptimizerWrapper(torch.optim.Optimizer):
     # ------------------------------------------------------------------------------------------ groups and state
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[ParamGroup]:
         """The inner optimizer's own groups; of several, one list of all their groups."""
         if self._single is not None:
             return self._single.param_groups
         return [group for optimizer in self._inner for group in optimizer.param_groups]
 
     @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+    def param_groups(self, groups: list[ParamGroup]) -> None:
         self._only("param_groups").param_groups = groups
 
     @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:
+    def state(self) -> _State:
         """The inner optimizer's own state; of several, one mapping with all entries."""
         if self._single is not None:
             return self._single.state
-        merged: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        merged: _State = defaultdict(dict)
         for optimizer in self._inner:
             merged.update(optimizer.state)
         return merged
 
     @state.setter
-    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+    def state(self, state: _State) -> None:
         self._only("state").state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> ParamGroup:
         """The (first) inner optimizer's defaults."""
         return self._inner[0].defaults
 
     @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
+    def defaults(self, defaults: ParamGroup) -> None:
         self._only("defaults").defaults = defaults
 
     def _only(self, name: str) -> torch.optim.Optimizer:
@@ -165,35 +187,14 @@ class OptimizerWrapper(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         return bool(getattr(self._single, "_step_supports_amp_scaling", False))
 
-    @property
-    def grad_scale(self) -> Any:
-        return _first(self).grad_scale
-
-    @grad_scale.setter
-    def grad_scale(self, value: Any) -> None:
-        _first(self).grad_scale = value
-
-    @grad_scale.deleter
-    def grad_scale(self) -> None:
-        del _first(self).grad_scale
-
-    @property
-    def found_inf(self) -> Any:
-        return _first(self).found_inf
-
-    @found_inf.setter
-    def found_inf(self, value: Any) -> None:
-        _first(self).found_inf = value
-
-    @found_inf.deleter
-    def found_inf(self) -> None:
-        del _first(self).found_inf
+    grad_scale = _Inner()
+    found_inf = _Inner()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self._inner))})"
 
 
-def value_of(closure: Closure | None) -> Any:
+def value_of(closure: Closure | None) -> object:
     """What a closure returns where no optimizer calls it; None without one."""
     if closure is None:
         return None
@@ -201,18 +202,14 @@ def value_of(closure: Closure | None) -> Any:
         return closure()
 
 
-def _new_arguments(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _new_arguments(result: object) -> tuple[Args, Kwargs]:
     if not (isinstance(result, tuple) and len(result) == 2):
         raise RuntimeError(f"a step pre-hook must return None or (args, kwargs), got {result!r}")
     return result
 
 
-def _first(wrapper: OptimizerWrapper) -> Any:
-    return wrapper._inner[0]
-
-
 def _step_with_scaler(
-    self: OptimizerWrapper, closure: Closure | None = None, *, grad_scaler: Any = None, **arguments: Any
+    self: OptimizerWrapper, closure: Closure | None = None, *, grad_scaler: object = None, **arguments: object
 ) -> Any:
     """``step`` for an inner optimizer that takes the scaler itself."""
     if grad_scaler is not None:
@@ -220,14 +217,15 @@ def _step_with_scaler(
     return type(self).step(self, closure, **arguments)
 
 
-def _optimizers(inner: Any) -> tuple[torch.optim.Optimizer, ...]:
-    optimizers: tuple[Any, ...] = tuple(inner) if isinstance(inner, Iterable) else (inner,)
-    for optimizer in optimizers:
+def _optimizers(inner: object) -> tuple[torch.optim.Optimizer, ...]:
+    optimizers = []
+    for optimizer in inner if isinstance(inner, Iterable) else (inner,):
         if isinstance(optimizer, OptimizerWrapper) or not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(f"inner: {type(optimizer).__name__} is not a plain torch.optim.Optimizer")
+        optimizers.append(optimizer)
     if not optimizers:
         raise ValueError("inner: an empty list of optimizers")
-    return optimizers
+    return tuple(optimizers)
 
 
 def _join_states(inner: Sequence[torch.optim.Optimizer]) -> StateDict:

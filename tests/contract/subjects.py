@@ -22,6 +22,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from tests.support.processes import WAIT_S, Processes
 from tests.support.scripted_learner import Peer
 from yeto_torch import YetoOuterOptimizer
+from yeto_torch.config import LearnerOptions
 from yeto_torch.fragments import collect, layout_of
 from yeto_torch.wire.layout import contract_hash
 
@@ -94,7 +95,7 @@ class Yeto(Subject):
         assert self._processes is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it says of the model it says again to the user
-            layout = layout_of(collect(inner if isinstance(inner, list) else [inner], model))
+            layout = layout_of(collect(inner if isinstance(inner, list) else [inner], model), LearnerOptions())
         key = layout.fingerprint
         if key not in self._addresses:
             folder = self._processes.folder / f"fleet {len(self._addresses)}"

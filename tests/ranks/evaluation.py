@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from yeto_torch.config import LearnerOptions
 from yeto_torch.fragments import bind, layout_of
 from yeto_torch.learner.exchange import Exchange
 from yeto_torch.learner.shards import resharding
@@ -20,7 +21,7 @@ def outputs(reshards: bool) -> tuple[float, float]:
     for part in (model[0], model):
         fully_shard(part, mesh=mesh)
     parameters = dict(model.named_parameters())
-    layout = layout_of(parameters, fragments=1)
+    layout = layout_of(parameters, LearnerOptions(fragments=1))
     written = [resharding(model)] if reshards else []
     exchange = Exchange(layout, bind(layout, parameters), WireDType.F32, 0.0, lambda _: (), *written)
     with torch.no_grad():

@@ -1,12 +1,15 @@
 """LearnerConfig: every wrong value is one sentence; the environment fills what was not given."""
 
+import inspect
 import logging
 import math
 
 import pytest
+import torch
 
 import yeto_torch.config
-from yeto_torch.config import LearnerConfig, disabled, parse_address
+from yeto_torch import YetoOuterOptimizer
+from yeto_torch.config import LearnerConfig, LearnerOptions, disabled, parse_address
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.layout import contract_hash
 from yeto_torch.wire.profile import ProfileRecord
@@ -145,3 +148,30 @@ def test_without_a_run_id_the_contract_is_the_fingerprint_and_a_warning_says_so_
 def test_an_unknown_argument_is_named():
     with pytest.raises(ValueError, match="'learner'"):
         LearnerConfig.resolve({}, **GOOD, learner=1)
+
+
+def test_the_constructor_shows_the_options_with_their_types_and_defaults():
+    shown = inspect.signature(YetoOuterOptimizer).parameters
+    own = inspect.signature(LearnerOptions).parameters
+    assert list(shown) == ["inner", "named_parameters", *own]
+    assert list(own)[:7] == ["syncer", "learner_id", "run_id", "fragments", "pattern", "matrix_merge", "average"]
+    assert all(shown[name] == parameter for name, parameter in own.items())
+    assert shown["named_parameters"].default is None
+    for name in own:
+        assert f"\n        {name}: " in LearnerOptions.__doc__, "not documented"
+
+
+def test_the_constructor_refuses_a_name_it_does_not_know():
+    model = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lerner_id'"):
+        YetoOuterOptimizer(inner, model, "host:1", lerner_id=0)
+    with pytest.raises(TypeError, match="'inner'"):
+        YetoOuterOptimizer(syncer="host:1")
+
+
+def test_the_options_may_be_given_by_position():
+    model = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with YetoOuterOptimizer(inner, model, "local", None, None, 1) as optimizer:
+        assert len(optimizer.layout) == 1

@@ -9,7 +9,7 @@ protocol: all it has of the fleet is the optimizer. Needs transformers: ``pip in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from yeto_torch.wire.errors import RunError
 
@@ -23,6 +23,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
     from yeto_torch.optimizer import YetoOuterOptimizer
 
 
@@ -52,10 +54,17 @@ class YetoCallback(TrainerCallback):
         self._optimizer, self._counts = optimizer, count_tokens
         self._seen = 0  # tokens that were handed on, or are of an earlier process
 
-    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         _check_arguments(args)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: object = None,
+        **_: object,
+    ) -> None:
         _check_arguments(args)
         if self._optimizer not in (optimizer, getattr(optimizer, "optimizer", None)):
             raise ValueError(
@@ -73,13 +82,17 @@ class YetoCallback(TrainerCallback):
                 "do not train any more: load_final() gives them"
             )
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         if self._counts and state.num_input_tokens_seen > self._seen:
             tokens = state.num_input_tokens_seen - self._seen  # of all ranks together: one of them tells
             self._optimizer.count_tokens(tokens if state.is_world_process_zero else 0)
             self._seen = state.num_input_tokens_seen
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> TrainerControl:
         if self._optimizer.finished and not control.should_training_stop:  # then as the Trainer does at its own end
             control.should_training_stop = True
             control.should_evaluate |= args.eval_strategy == "steps"
@@ -87,19 +100,19 @@ class YetoCallback(TrainerCallback):
         self._finish_if_over(control)
         return control
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self._finish_if_over(control)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self._optimizer.finish()
 
-    def _finish_if_over(self, control: Any) -> None:
+    def _finish_if_over(self, control: TrainerControl) -> None:
         """Before the Trainer evaluates and saves for the last time."""
         if control.should_training_stop:
             self._optimizer.finish()
 
 
-def _check_arguments(args: Any) -> None:
+def _check_arguments(args: TrainingArguments) -> None:
     if args.load_best_model_at_end:
         raise ValueError(
             "load_best_model_at_end=True would overwrite the fleet's final parameters with an earlier checkpoint of "

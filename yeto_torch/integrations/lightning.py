@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
-def non_padding_tokens(batch: Any) -> int | None:
+def non_padding_tokens(batch: object) -> int | None:
     """Tokens of a batch that has an ``attention_mask``, None for others."""
     if isinstance(batch, Mapping) and "attention_mask" in batch:
         return int(batch["attention_mask"].sum())
@@ -62,13 +62,13 @@ class YetoCallback(Callback):
         if not self._optimizer.finished:
             self._optimizer.resync()  # some strategies load a checkpoint over the fleet's weights
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         tokens = self._count(batch)
         if tokens is not None:
             self._optimizer.count_tokens(tokens)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         if self._optimizer.finished:
             trainer.should_stop = True
