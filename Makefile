@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test examples slow sim crash hostile fuzz bench bench-quick bench-rivals lint wheel notebooks clean
+.PHONY: help demo check test examples slow sim crash hostile fuzz bench bench-quick bench-rivals lint wheel docs docs-serve notebooks clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -70,11 +70,17 @@ wheel: $(VENV)/bin/python  ## dist/*.whl
 	@rm -rf build
 	@ls dist/*.whl
 
+docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/; a broken link is an error
+	@$(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.installed-docs  ## the same on http://127.0.0.1:8000, made anew at every change
+	@$(BIN)/mkdocs serve
+
 notebooks: $(VENV)/.installed-notebooks  ## execute every notebook in place
 	@$(BIN)/python -m nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 clean:  ## what can be made again, but for .venv and runs
-	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # One stamp per set of extras: as long as none of these changes, nothing is asked of pip again, and nothing compiled.

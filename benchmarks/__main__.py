@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
     torch.set_num_threads(1)
     if kernels.compiled is None:
-        print("no compiled loops (README): merge, round, codec and scale are about half as good", file=sys.stderr)
+        print("no compiled loops (docs): merge, round, codec and scale are about half as good", file=sys.stderr)
     for name in options.names or FIGURES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         found += figures(name, size)

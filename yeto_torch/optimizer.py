@@ -3,7 +3,7 @@
 ``wrapper`` makes it a torch optimizer, ``learner`` does the fleet's work; this file joins them: what a user says at
 construction, what happens at the end of ``step``, and how a run ends. It must not know the protocol.
 
-Source: README, "The learner".
+Source: docs/training-loops/index.md, docs/optimizers.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The merge line of the event tape, as far as decisions know it.
 
-The actor adds what only it can measure: gnorm, ms, sync_ms and the time. Keys are those of the README's tape table.
+The actor adds what only it can measure: gnorm, ms, sync_ms and the time. docs/tape.md lists the keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""python -m tests.contract: the table of README, "The optimizer contract"; on stderr what went wrong."""
+"""python -m tests.contract: the table of docs/optimizers.md; on stderr what went wrong."""
 
 import io
 import sys

@@ -172,7 +172,7 @@ def available() -> Sequence[str]:
 
 
 def versions() -> str:
-    """Of the packages that the foreign columns depend on, as the README's caption says them."""
+    """Of the packages that the foreign columns depend on, as the caption of docs/optimizers.md says them."""
     found = [f"torch {torch.__version__.partition('+')[0]}"]
     if Accelerated.name in available():
         found.append(f"accelerate {importlib.metadata.version('accelerate')}")

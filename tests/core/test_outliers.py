@@ -1,6 +1,6 @@
 """Outliers: what is left out of a merge, against an oracle; and what the run makes of it.
 
-Source: README, ``merge.max_norm_ratio``.
+Source: docs/operating.md and docs/tape.md, ``merge.max_norm_ratio``.
 """
 
 from statistics import median_low

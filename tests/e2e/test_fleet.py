@@ -1,6 +1,6 @@
 """Real learners in one fleet: odd models, lost connections, slow links, clean goodbyes.
 
-Source: README, what travels; protocol v4, connection groups; rulings on redial and liveness.
+Source: yeto_torch/wire/README.md; protocol v4, connection groups; rulings on redial and liveness.
 """
 
 import itertools

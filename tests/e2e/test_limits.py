@@ -1,6 +1,6 @@
 """What strangers can take of a living syncer: descriptors, connections, memory. The honest learners notice nothing.
 
-The formula of peak memory is that of the README, section Limits.
+The formula of peak memory is that of docs/limits.md.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ LARGE = Layout(tuple(Fragment(MergeMode.AVG, (Tensor(name, (1_000_000,)),)) for 
 
 
 def per_group(limits: GroupLimits, streams: int, pipeline: int) -> int:
-    """Bytes that one connection group can make the syncer hold; README, Limits."""
+    """Bytes that one connection group can make the syncer hold; docs/limits.md."""
     largest, parameters = 4 * max(LARGE.wire.numels), 4 * sum(LARGE.wire.numels)
     received = 2 * limits.max_reserved_bytes
     decoded = (2 * pipeline + 2) * largest

@@ -1,6 +1,6 @@
 """``tls=``, the key that signs HELLO, and their environment: every form, every wrong file, and nothing shown.
 
-Source: README, "Over the internet".
+Source: docs/quickstart.md, "Over the internet".
 """
 
 import ssl

@@ -1,6 +1,6 @@
 """Numbers of wire protocol v4 that both peers share.
 
-Source: protocol v4, frame and message tables; the limits are those of the README's table of limits.
+Source: protocol v4, frame and message tables; the limits are those of docs/limits.md.
 """
 
 from __future__ import annotations
