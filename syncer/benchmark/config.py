@@ -23,7 +23,7 @@ from syncer.config.rules import Rule, wrong
 from yeto_torch.wire.constants import MAX_STREAMS, U32_MAX, U64_MAX
 
 ENDLESS = 10**15  # outer steps that no cut-off process reaches before its learners have used up their budget
-_DECIDED_HERE = (
+DECIDED_HERE = (
     "total_steps",
     "listen.address_file",
     "checkpoint.path",
@@ -35,6 +35,7 @@ _DECIDED_HERE = (
     "budget.learner_steps",
     "progress",
 )
+"""Keys of the syncer that the benchmark sets for each of its processes and refuses from a user."""
 _UNBOUND = "the two processes differ by design, so no learner can bind to a profile"
 
 
@@ -145,7 +146,7 @@ def make_plan(config: BenchmarkConfig, command: Sequence[str] | None) -> Plan:
         host=values["listen.host"],
         port=values["listen.port"],
         secrets=_secrets(values),
-        syncer={name: given[name] for name in SYNCER.rules if name not in _DECIDED_HERE},
+        syncer={name: given[name] for name in SYNCER.rules if name not in DECIDED_HERE},
     )
 
 
@@ -159,7 +160,7 @@ def _secrets(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_decided(values: Mapping[str, Any]) -> None:
-    for name in _DECIDED_HERE:
+    for name in DECIDED_HERE:
         default = BENCHMARK.rules[name].parse(d) if (d := BENCHMARK.defaults[name]) is not None else None
         if values[name] != default:
             raise wrong(name, values[name], "left out: the benchmark decides it for each of its processes")
