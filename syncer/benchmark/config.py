@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from syncer.config import rules
 from syncer.config.keys import REQUIRED, SYNCER, Keys, SyncerConfig, key, validate
@@ -64,13 +64,13 @@ def _expression() -> Rule:
 class LearnerConfig:
     """The default learner: a task of the demonstration. With a command of your own all of this is its business."""
 
-    task: str = key("digits", rules.word("digits", "text"), "what is trained")
-    split: str = key("even", rules.word("even", "classes"), "of the digits: dealt out in turn, or by class")
+    task: str = key("digits", rules.word(Literal["digits", "text"]), "what is trained")
+    split: str = key("even", rules.word(Literal["even", "classes"]), "of the digits: dealt out in turn, or by class")
     seed: int = key(0, rules.whole(0, U32_MAX), "of weights, data order and augmentation")
     fragments: int | None = key(None, rules.whole(1, U32_MAX), "fragments of the layout; null = the task's")
-    matrix_merge: str = key("rda", rules.word("rda", "iso"), "how matrices are merged")
+    matrix_merge: str = key("rda", rules.word(Literal["rda", "iso"]), "how matrices are merged")
     average: str | None = key(None, _expression(), "names of further tensors merged by plain averaging")
-    wire_dtype: str = key("bf16", rules.word("f32", "bf16", "q4"), "what travels")
+    wire_dtype: str = key("bf16", rules.word(Literal["f32", "bf16", "q4"]), "what travels")
     streams: int = key(4, rules.whole(0, MAX_STREAMS), "data sockets of a learner")
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:  # at run time only for --help: Hydra takes a while
-    from syncer.config.keys import Keys
+    from syncer.config.keys import AnyKeys
 
 
 class _Parser(argparse.ArgumentParser):
@@ -19,7 +19,7 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"command line: {message} (--help shows what is known)")
 
 
-def parse(argv: list[str], prog: str, description: str, keys: Callable[[], Keys[Any]]) -> argparse.Namespace:
+def parse(argv: list[str], prog: str, description: str, keys: Callable[[], AnyKeys]) -> argparse.Namespace:
     """``overrides``, ``config_dir``, ``config_name``, ``cfg``, ``resolve``; --help prints and exits.
 
     Raises ValueError, one line.
@@ -48,7 +48,7 @@ def parse(argv: list[str], prog: str, description: str, keys: Callable[[], Keys[
     return arguments
 
 
-def _key_table(keys: Keys[Any]) -> str:
+def _key_table(keys: AnyKeys) -> str:
     from syncer.config.compose import PRESETS
     from syncer.config.rules import shown
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -21,16 +21,24 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]  # comes with OmegaConf, its stubs do not
 
-from syncer.config.keys import SYNCER, Keys, S, SyncerConfig
+from syncer.config.keys import SYNCER, AnyKeys, Keys, SyncerConfig
 from syncer.config.rules import shown, wrong
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _HERE = Path(__file__).resolve().parent.parent
 CONF = _HERE / "conf" if (_HERE / "conf").is_dir() else _HERE.parent / "conf"  # in a wheel; in a checkout
 PRESETS = tuple(sorted(path.stem for path in (CONF / "preset").glob("*.yaml")))
 
+S = TypeVar("S", bound="DataclassInstance")
+
 
 def compose(
-    overrides: list[str], config_dir: str | None = None, config_name: str | None = None, keys: Keys[Any] = SYNCER
+    overrides: list[str],
+    config_dir: str | None = None,
+    config_name: str | None = None,
+    keys: AnyKeys = SYNCER,
 ) -> DictConfig:
     """The merged configuration, typed but neither complete nor validated. Raises ValueError, one line.
 
@@ -77,7 +85,7 @@ def typed_as(keys: Keys[S], config: DictConfig) -> S:
     return result
 
 
-def as_yaml(config: DictConfig, resolve: bool, keys: Keys[Any] = SYNCER) -> str:
+def as_yaml(config: DictConfig, resolve: bool, keys: AnyKeys = SYNCER) -> str:
     """What ``--cfg job`` prints. Raises ValueError if an interpolation is to be resolved and cannot."""
     try:
         return OmegaConf.to_yaml(config, resolve=resolve)
@@ -85,7 +93,7 @@ def as_yaml(config: DictConfig, resolve: bool, keys: Keys[Any] = SYNCER) -> str:
         raise _explained(keys, error, _flat(config)) from error
 
 
-def _layers(keys: Keys[Any], config_dir: str | None, config_name: str | None) -> list[str]:
+def _layers(keys: AnyKeys, config_dir: str | None, config_name: str | None) -> list[str]:
     """The configurations to merge, in order.
 
     A file of keys only is laid over our own configuration; one with a defaults list says itself what it builds on.
@@ -113,7 +121,7 @@ def _search_path(config_dir: str | None) -> list[str]:
     return [f"hydra.searchpath=['file://{quoted}']"]
 
 
-def _check_overrides(keys: Keys[Any], overrides: list[str]) -> None:
+def _check_overrides(keys: AnyKeys, overrides: list[str]) -> None:
     """Refuse unknown and removed keys by name; the preset and Hydra's own keys are not ours to check."""
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~").partition("@")[0]
@@ -133,7 +141,7 @@ def _flat(config: DictConfig) -> dict[str, object]:
     return flat
 
 
-def _unknown(keys: Keys[Any], key: str) -> ValueError:
+def _unknown(keys: AnyKeys, key: str) -> ValueError:
     if key in keys.rules or key in keys.sections:  # known to us, but not to what was composed
         return _not_ours(keys)
     top = [name for name in keys.rules if "." not in name] + [f"{name}.*" for name in keys.sections]
@@ -141,20 +149,20 @@ def _unknown(keys: Keys[Any], key: str) -> ValueError:
     return ValueError(f"{shown(key)}: unknown key; known are {', '.join(known)}")
 
 
-def _no_section(keys: Keys[Any], key: str, value: object) -> ValueError:
+def _no_section(keys: AnyKeys, key: str, value: object) -> ValueError:
     return wrong(key, value, "a group of keys: " + ", ".join(_keys_of(keys, key)))
 
 
-def _keys_of(keys: Keys[Any], section: str) -> list[str]:
+def _keys_of(keys: AnyKeys, section: str) -> list[str]:
     return [name for name in keys.rules if name.startswith(section + ".")]
 
 
-def _not_ours(keys: Keys[Any]) -> ValueError:
+def _not_ours(keys: AnyKeys) -> ValueError:
     begins = f"one whose defaults list begins with `{keys.primary}`"
     return ValueError(f"--config-name: must be a file of keys only, or {begins}")
 
 
-def _explained(keys: Keys[Any], error: BaseException, given: Mapping[str, object]) -> ValueError:
+def _explained(keys: AnyKeys, error: BaseException, given: Mapping[str, object]) -> ValueError:
     """One line with the key, the value as it was given and the legal range, from whatever Hydra or OmegaConf raised."""
     cause: BaseException | None = error
     while cause is not None:
@@ -172,7 +180,7 @@ def _explained(keys: Keys[Any], error: BaseException, given: Mapping[str, object
     return ValueError(_line(error))
 
 
-def _explained_cause(keys: Keys[Any], cause: BaseException, given: Mapping[str, object]) -> ValueError | None:
+def _explained_cause(keys: AnyKeys, cause: BaseException, given: Mapping[str, object]) -> ValueError | None:
     """Hydra wraps the error that knows the key, sometimes twice; None where this one knows nothing."""
     if isinstance(cause, MissingConfigException) and (cause.missing_cfg_file or "").startswith("preset/"):
         legal = "one of " + ", ".join(cause.options or PRESETS)
@@ -191,7 +199,7 @@ def _explained_cause(keys: Keys[Any], cause: BaseException, given: Mapping[str, 
     return _illegal(keys, key, given.get(key), cause)
 
 
-def _illegal(keys: Keys[Any], key: str, value: object, error: BaseException) -> ValueError:
+def _illegal(keys: AnyKeys, key: str, value: object, error: BaseException) -> ValueError:
     """For errors that are not about the value's type alone: the foreign message tells more than the range."""
     rule = keys.rules.get(key.partition("[")[0])
     told = key if value is None else f"{key}={shown(value)}"

@@ -2,8 +2,8 @@
 
 Decides: which values are legal, alone and together, and what null stands for. The dataclasses below are the schema
 Hydra merges YAML and overrides into (mutable, because it must); ``validate`` turns one at once into the frozen
-``SyncerPolicy`` all other rooms read. A key is declared once, with its rule, by ``key``; ``Keys`` is the catalogue of
-one command's, and a command beside the server may add keys of its own to the schema.
+``SyncerPolicy`` all other rooms read. A key is declared once, with its default and its rule, by ``key``. ``Keys`` is
+the catalogue of one command's, and a command beside the server may add keys of its own to the schema.
 
 Must not know: how the values came together (``compose.py``), torch, sockets. Every error is a ValueError of
 one line: the key, the value, the legal range.
@@ -11,11 +11,12 @@ one line: the key, the value, the legal range.
 
 from __future__ import annotations
 
+import copy
 import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from omegaconf import MISSING
 
@@ -29,6 +30,8 @@ from syncer.config.policy import (
     ListenPolicy,
     MergePolicy,
     OuterPolicy,
+    Progress,
+    Resuming,
     SchedulePolicy,
     SecurityPolicy,
     SessionPolicy,
@@ -37,28 +40,33 @@ from syncer.config.policy import (
 )
 from syncer.config.rules import Rule, shown, wrong
 from yeto_torch.wire.constants import U32_MAX, U64_MAX
-from yeto_torch.wire.profile import ProfileRecord, record_of
+from yeto_torch.wire.profile import Correction, Guard, OnLoss, ProfileRecord, Spectrum, record_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _LONGEST_S = 10**9  # 31 years; the waits of the standard library overflow at nine times that
 _LONGEST_MS = 10**9
 _NEUTRAL = {"checkpoint.resume": "false", "checkpoint.mark_final": False, "budget.learner_steps": None}
-REQUIRED: Any = MISSING  # the default of a key that has none
-S = TypeVar("S")
+REQUIRED = MISSING  # the default of a key that has none
+S_co = TypeVar("S_co", bound="DataclassInstance", covariant=True)
+T = TypeVar("T")
+P = TypeVar("P", bound="DataclassInstance")
 
 
 # --------------------------------------------------------------------------------------------------------- schema
 
 
-def key(default: Any, rule: Rule, meaning: str) -> Any:
+def key(default: T, rule: Rule, meaning: str) -> T:
     """Declare a key. A default of None makes null legal."""
     legal = f"null or {rule.legal}" if default is None else rule.legal
     metadata = {"rule": Rule(legal, rule.parse, meaning)}
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
+        return field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def _seconds(default: float, meaning: str) -> Any:
+def _seconds(default: float, meaning: str) -> float:
     return key(default, rules.real(0, _LONGEST_S, above=True), meaning)
 
 
@@ -74,7 +82,7 @@ class ScheduleConfig:
     quorum: int | None = key(None, rules.whole(1, U32_MAX), "answers a round needs; null = the majority")
     quorum_timeout_s: int = key(900, rules.whole(1, _LONGEST_S), "until an attempt below its quorum is retried")
     start_grace_s: float = key(60.0, rules.real(0, _LONGEST_S), "until a resumed run starts with the quorum alone")
-    on_loss: str = key("continue", rules.word("continue", "stop"), "what a learner lost for good does to the run")
+    on_loss: str = key("continue", rules.word(OnLoss), "what a learner lost for good does to the run")
     loss_after_s: float = key(300.0, rules.real(0, _LONGEST_S), "absence after which a learner counts as lost")
     pipeline: int = key(2, rules.whole(1, U32_MAX), "rounds in flight, of distinct fragments")
     sync_interval_steps: float = key(
@@ -88,11 +96,11 @@ class ScheduleConfig:
 
 @dataclass
 class MergeConfig:
-    delta_correction: str = key(
-        MISSING, rules.word("heloco", "heloco-normalized", "none"), "directional correction before merging"
+    delta_correction: str = key(REQUIRED, rules.word(Correction), "directional correction before merging")
+    iso_backend: str = key(
+        "torch-svd", rules.word(Literal["torch-svd", "scalar"]), "who computes the SVD of iso fragments"
     )
-    iso_backend: str = key("torch-svd", rules.word("torch-svd", "scalar"), "who computes the SVD of iso fragments")
-    iso_scale: str = key("mean", rules.word("mean", "norm"), "what the flat spectrum of an iso merge is set to")
+    iso_scale: str = key("mean", rules.word(Spectrum), "what the flat spectrum of an iso merge is set to")
     device: str = key("auto", rules.device(), "where merging runs; auto = CUDA when present")
     max_norm_ratio: float | None = key(
         None, rules.real(1, 1e9, above=True), "answers longer than so many times the round's median are left out"
@@ -101,9 +109,9 @@ class MergeConfig:
 
 @dataclass
 class OuterConfig:
-    lr: Any = key(MISSING, rules.learning_rate(), "Nesterov learning rate, constant or by step")  # noqa: RUF009 (a field)
-    momentum: float = key(MISSING, rules.momentum(), "Nesterov momentum")
-    guard: bool | str = key("off", rules.word("off", "cap"), "cap = less momentum where a step would go too far")
+    lr: Any = key(REQUIRED, rules.learning_rate(), "Nesterov learning rate, constant or by step")  # noqa: RUF009 (a field)
+    momentum: float = key(REQUIRED, rules.momentum(), "Nesterov momentum")
+    guard: bool | str = key("off", rules.word(Guard), "cap = less momentum where a step would go too far")
 
 
 @dataclass
@@ -119,9 +127,7 @@ class SvdConfig:
 class CheckpointConfig:
     path: str | None = key(None, rules.path("to write"), "the checkpoint file; null = no checkpoints")
     every: int = key(8, rules.whole(0, U64_MAX), "outer steps between checkpoints; 0 = only the final one")
-    resume: bool | str = key(
-        False, rules.word("false", "true", "auto"), "continue from the file; auto = if there is one"
-    )
+    resume: bool | str = key(False, rules.word(Resuming), "continue from the file; auto = if there is one")
     mark_final: bool = key(False, rules.flag(), "write PATH.final once all learners hold the final cut")
 
 
@@ -170,8 +176,8 @@ class BudgetConfig:
 class SyncerConfig:
     """The schema at the door. ``outer.lr``, ``outer.momentum`` and ``merge.delta_correction`` come from the preset."""
 
-    learners: int = key(MISSING, rules.whole(1, U32_MAX), "size of the fleet; ids 0 to learners - 1")
-    total_steps: int = key(MISSING, rules.whole(1, U64_MAX), "outer steps, one fragment each")
+    learners: int = key(REQUIRED, rules.whole(1, U32_MAX), "size of the fleet; ids 0 to learners - 1")
+    total_steps: int = key(REQUIRED, rules.whole(1, U64_MAX), "outer steps, one fragment each")
     listen: ListenConfig = field(default_factory=ListenConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     merge: MergeConfig = field(default_factory=MergeConfig)
@@ -183,28 +189,28 @@ class SyncerConfig:
     session: SessionConfig = field(default_factory=SessionConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
-    progress: bool | str = key("auto", rules.word("auto", "off"), "live progress in a terminal; off = plain log lines")
+    progress: bool | str = key("auto", rules.word(Progress), "live progress in a terminal; off = plain log lines")
 
 
-def _walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Rule]]:
+def _walk(config: DataclassInstance, prefix: str = "") -> Iterator[tuple[str, object, Rule]]:
     """(dotted key, value, rule) of every key of a schema object, in the order of declaration."""
     for entry in fields(config):
         name, value = prefix + entry.name, getattr(config, entry.name)
-        if is_dataclass(value):
+        if is_dataclass(value) and not isinstance(value, type):
             yield from _walk(value, name + ".")
         else:
             yield name, value, entry.metadata["rule"]
 
 
 @dataclass(frozen=True)
-class Keys(Generic[S]):
+class Keys(Generic[S_co]):
     """Every key of one command: ``schema`` declares them, ``conf/<primary>.yaml`` is where composing begins."""
 
-    schema: type[S]
+    schema: type[S_co]
     primary: str
 
     @cached_property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, object]:
         """Dotted key -> default, ``???`` where there is none."""
         return {name: value for name, value, _ in _walk(self.schema())}
 
@@ -218,7 +224,7 @@ class Keys(Generic[S]):
         """The first parts of dotted keys."""
         return tuple(dict.fromkeys(name.partition(".")[0] for name in self.rules if "." in name))
 
-    def given(self, config: S) -> dict[str, Any]:
+    def given(self, config: DataclassInstance) -> dict[str, object]:
         """Dotted key -> value as it was composed."""
         return {name: value for name, value, _ in _walk(config)}
 
@@ -226,12 +232,12 @@ class Keys(Generic[S]):
         rule = self.rules[name]
         return ValueError(f"{name} is missing: it must be given, {rule.legal} ({rule.meaning})")
 
-    def parsed(self, config: S) -> dict[str, Any]:
+    def parsed(self, config: DataclassInstance) -> dict[str, Any]:
         """Dotted key -> value as its rule gives it. Raises ValueError for the first that is not legal by itself."""
         return {name: self._parsed(name, value, rule) for name, value, rule in _walk(config)}
 
-    def _parsed(self, name: str, value: Any, rule: Rule) -> Any:
-        if value == MISSING:
+    def _parsed(self, name: str, value: object, rule: Rule) -> object:
+        if value == REQUIRED:
             raise self.missing(name)
         if value is None and self.defaults[name] is None:
             return None
@@ -241,6 +247,7 @@ class Keys(Generic[S]):
             raise wrong(name, value, rule.legal) from error
 
 
+AnyKeys: TypeAlias = Keys[Any]  # of whatever command
 SYNCER = Keys(SyncerConfig, "config")
 DEFAULTS, RULES, SECTIONS = SYNCER.defaults, SYNCER.rules, SYNCER.sections
 
@@ -302,33 +309,29 @@ def _check_relations(values: dict[str, Any]) -> None:
 
 
 def _policy(values: dict[str, Any], hmac_key: bytes | None) -> SyncerPolicy:
-    def section(name: str, *left_out: str) -> dict[str, Any]:
-        keys = (key for key in values if key.startswith(name + "."))
-        return {short: values[key] for key in keys if (short := key.removeprefix(name + ".")) not in left_out}
+    if values["schedule.quorum"] is None:
+        values["schedule.quorum"] = values["learners"] // 2 + 1
+    if values["final.ack_timeout_s"] is None:
+        values["final.ack_timeout_s"] = values["schedule.quorum_timeout_s"]
+    values["merge.iso_backend"] = IsoBackend[values["merge.iso_backend"].upper().replace("-", "_")]
+    values["merge.iso_scale"] = IsoScale[values["merge.iso_scale"].upper()]
+    values["security.hmac_key"] = hmac_key
 
-    quorum, ack_timeout_s = values["schedule.quorum"], values["final.ack_timeout_s"]
-    resolved = {
-        "quorum": values["learners"] // 2 + 1 if quorum is None else quorum,
-        "ack_timeout_s": values["schedule.quorum_timeout_s"] if ack_timeout_s is None else ack_timeout_s,
-        "iso_backend": IsoBackend[values["merge.iso_backend"].upper().replace("-", "_")],
-        "iso_scale": IsoScale[values["merge.iso_scale"].upper()],
-    }
+    def section(policy: type[P], name: str) -> P:
+        return policy(**{entry.name: values[f"{name}.{entry.name}"] for entry in fields(policy)})
+
     return SyncerPolicy(
         learners=values["learners"],
         total_steps=values["total_steps"],
-        listen=ListenPolicy(**section("listen")),
-        schedule=SchedulePolicy(quorum=resolved["quorum"], **section("schedule", "quorum")),
-        merge=MergePolicy(
-            iso_backend=resolved["iso_backend"],
-            iso_scale=resolved["iso_scale"],
-            **section("merge", "iso_backend", "iso_scale"),
-        ),
-        outer=OuterPolicy(**section("outer")),
-        svd=SvdPolicy(**section("svd")),
-        checkpoint=CheckpointPolicy(**section("checkpoint")),
-        final=FinalPolicy(ack_timeout_s=resolved["ack_timeout_s"], **section("final", "ack_timeout_s")),
-        session=SessionPolicy(**section("session")),
-        security=SecurityPolicy(hmac_key=hmac_key, **section("security", "hmac_key_file")),
+        listen=section(ListenPolicy, "listen"),
+        schedule=section(SchedulePolicy, "schedule"),
+        merge=section(MergePolicy, "merge"),
+        outer=section(OuterPolicy, "outer"),
+        svd=section(SvdPolicy, "svd"),
+        checkpoint=section(CheckpointPolicy, "checkpoint"),
+        final=section(FinalPolicy, "final"),
+        session=section(SessionPolicy, "session"),
+        security=section(SecurityPolicy, "security"),
         tape_path=values["tape.path"],
         budget_learner_steps=values["budget.learner_steps"],
         progress=values["progress"],
@@ -336,9 +339,9 @@ def _policy(values: dict[str, Any], hmac_key: bytes | None) -> SyncerPolicy:
 
 
 def profile_record(policy: SyncerPolicy) -> ProfileRecord:
-    """The treaty's record of this configuration; ``.hash`` is what a profile-bound HELLO must carry."""
+    """The record of this configuration; ``.hash`` is what a profile-bound HELLO must carry."""
     sections = ("schedule", "merge", "outer", "checkpoint", "final", "session")
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         f"{section}.{entry.name}": getattr(getattr(policy, section), entry.name)
         for section in sections
         for entry in fields(getattr(policy, section))

@@ -1,8 +1,8 @@
 """Frozen policies: the syncer's configuration once it is validated and resolved.
 
-``config.py`` builds them from Hydra's YAML; every other room reads them. Nothing here is optional by accident:
-a null quorum has become the majority, a null acknowledgement timeout the quorum timeout. Times are in the unit
-their name ends with.
+``keys.py`` builds them, every other room reads them. They have no defaults: those stand with the keys alone. A null
+quorum has become the majority, a null acknowledgement timeout the quorum timeout. Times are in the unit their name
+ends with.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
+
+from yeto_torch.wire.profile import Correction, Guard, OnLoss
+
+Resuming: TypeAlias = Literal["false", "true", "auto"]
+Progress: TypeAlias = Literal["auto", "off"]
 
 DRIVE_LIMIT = 1.25
 """Where the band of the outer step's drive ends: beyond, ``outer.guard=cap`` lowers momentum."""
@@ -42,42 +47,42 @@ class IsoScale(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ListenPolicy:
-    host: str = "127.0.0.1"
-    port: int = 29400
-    address_file: Path | None = None
+    host: str
+    port: int
+    address_file: Path | None
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulePolicy:
     quorum: int
-    quorum_timeout_s: int = 900
-    start_grace_s: float = 60.0
-    on_loss: Literal["continue", "stop"] = "continue"
-    loss_after_s: float = 300.0
-    pipeline: int = 2
-    sync_interval_steps: float = 24.0
-    min_round_interval_ms: int = 0
-    grace_ms: int = 1000
-    grace_gamma: float = 0.8
-    grace_tau: float = 2.0
+    quorum_timeout_s: int
+    start_grace_s: float
+    on_loss: OnLoss
+    loss_after_s: float
+    pipeline: int
+    sync_interval_steps: float
+    min_round_interval_ms: int
+    grace_ms: int
+    grace_gamma: float
+    grace_tau: float
 
 
 @dataclass(frozen=True, slots=True)
 class MergePolicy:
-    delta_correction: Literal["heloco", "heloco-normalized", "none"] = "heloco"
-    iso_backend: IsoBackend = IsoBackend.TORCH_SVD
-    iso_scale: IsoScale = IsoScale.MEAN
-    device: str = "auto"
-    max_norm_ratio: float | None = None
+    delta_correction: Correction
+    iso_backend: IsoBackend
+    iso_scale: IsoScale
+    device: str
+    max_norm_ratio: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class OuterPolicy:
     """``lr`` as (first step, value) pairs, ascending, the first at step 1; a constant is one pair."""
 
-    lr: tuple[tuple[int, float], ...] = ((1, 0.7),)
-    momentum: float = 0.5
-    guard: Literal["off", "cap"] = "off"
+    lr: tuple[tuple[int, float], ...]
+    momentum: float
+    guard: Guard
 
     def lr_at(self, step: int) -> float:
         """The outer learning rate of round ``step``."""
@@ -91,19 +96,19 @@ class OuterPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SvdPolicy:
-    devices: tuple[str, ...] = ("auto",)
-    queue_capacity: int = 16
-    startup_timeout_s: float = 300.0
-    request_timeout_s: float = 3540.0
-    drain_timeout_s: float = 3600.0
+    devices: tuple[str, ...]
+    queue_capacity: int
+    startup_timeout_s: float
+    request_timeout_s: float
+    drain_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    path: Path | None = None
-    every: int = 8
-    resume: Literal["false", "true", "auto"] = "false"
-    mark_final: bool = False
+    path: Path | None
+    every: int
+    resume: Resuming
+    mark_final: bool
 
     @property
     def periodic(self) -> bool:
@@ -114,26 +119,26 @@ class CheckpointPolicy:
 @dataclass(frozen=True, slots=True)
 class FinalPolicy:
     ack_timeout_s: int
-    state_path: Path | None = None
-    layout_path: Path | None = None
+    state_path: Path | None
+    layout_path: Path | None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPolicy:
-    require_profile_binding: bool = False
-    expected_contract: bytes | None = None
-    handshake_timeout_s: float = 10.0
-    write_timeout_s: float = 60.0
-    idle_timeout_s: float = 60.0
-    max_pending_handshakes: int = 64
+    require_profile_binding: bool
+    expected_contract: bytes | None
+    handshake_timeout_s: float
+    write_timeout_s: float
+    idle_timeout_s: float
+    max_pending_handshakes: int
 
 
 @dataclass(frozen=True, slots=True)
 class SecurityPolicy:
-    hmac_key: bytes | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
+    hmac_key: bytes | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_client_ca: Path | None
 
     def __repr__(self) -> str:  # a key must not reach a log by way of a repr
         return f"SecurityPolicy(hmac={'set' if self.hmac_key else 'none'}, tls_cert={self.tls_cert})"
@@ -154,6 +159,6 @@ class SyncerPolicy:
     final: FinalPolicy
     session: SessionPolicy
     security: SecurityPolicy
-    tape_path: Path | None = None
-    budget_learner_steps: int | None = None
-    progress: Literal["auto", "off"] = "auto"
+    tape_path: Path | None
+    budget_learner_steps: int | None
+    progress: Progress

@@ -1,7 +1,7 @@
 """What one configuration key may hold: small builders of rules, and the one form of a configuration error.
 
 Decides: the legal range of a kind of value, in code and in the words people read. Must not know which keys there are
-(``config.py``), whether paths are usable (``config_files.py``), Hydra.
+(``keys.py``), whether paths are usable (``files.py``), Hydra.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat, get_args
 
 from yeto_torch.wire.constants import U64_MAX
 
@@ -26,16 +26,16 @@ class Rule:
     """``parse`` gives the policy's value or raises ValueError, TypeError or OverflowError; ``legal`` says the range."""
 
     legal: str
-    parse: Callable[[Any], Any]
+    parse: Callable[[object], Any]
     meaning: str = ""
 
 
-def wrong(key: str, value: Any, legal: str) -> ValueError:
+def wrong(key: str, value: object, legal: str) -> ValueError:
     """A configuration error: one line with the key, the value and the legal range."""
     return ValueError(f"{key}={shown(value)}: must be {legal}")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as people type it, on one line and not too long."""
     text = {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -45,7 +45,7 @@ def shown(value: Any) -> str:
 def whole(low: int, high: int) -> Rule:
     """An integer, both ends included."""
 
-    def parse(value: Any) -> int:
+    def parse(value: object) -> int:
         if type(value) is not int or not low <= value <= high:
             raise ValueError
         return value
@@ -56,7 +56,7 @@ def whole(low: int, high: int) -> Rule:
 def real(low: float, high: float, *, above: bool = False) -> Rule:
     """A finite number, both ends included, or ``above`` the lower one."""
 
-    def parse(value: Any) -> float:
+    def parse(value: object) -> float:
         number = _finite(value)
         if not low <= number <= high or (above and number == low):
             raise ValueError
@@ -65,10 +65,12 @@ def real(low: float, high: float, *, above: bool = False) -> Rule:
     return Rule(f"a number above {low:g}, at most {high:g}" if above else f"a number from {low:g} to {high:g}", parse)
 
 
-def word(*words: str) -> Rule:
-    """One of ``words``. YAML reads a bare ``off`` or ``true`` as a boolean; it is the word it was typed as."""
+def word(choice: object) -> Rule:
+    """One of a Literal's words. YAML reads a bare ``off`` or ``true`` as a boolean; it is the word it was typed as."""
 
-    def parse(value: Any) -> str:
+    words = get_args(choice)
+
+    def parse(value: object) -> str:
         if isinstance(value, bool):
             value = "true" if value else "off" if "off" in words else "false"
         if value not in words:
@@ -81,7 +83,7 @@ def word(*words: str) -> Rule:
 def flag() -> Rule:
     """True or false."""
 
-    def parse(value: Any) -> bool:
+    def parse(value: object) -> bool:
         if not isinstance(value, bool):
             raise TypeError
         return value
@@ -120,7 +122,7 @@ def devices() -> Rule:
     """A list of at least one device."""
     one = device()
 
-    def parse(value: Any) -> tuple[str, ...]:
+    def parse(value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not value:
             raise ValueError
         return tuple(one.parse(item) for item in value)
@@ -131,7 +133,7 @@ def devices() -> Rule:
 def learning_rate() -> Rule:
     """The outer learning rate as (first step, value) pairs: a constant is one pair, a schedule several."""
 
-    def parse(value: Any) -> tuple[tuple[int, float], ...]:
+    def parse(value: object) -> tuple[tuple[int, float], ...]:
         if not isinstance(value, list):
             return ((1, _rate(value)),)
         pairs = tuple((step, _rate(rate)) for step, rate in value)
@@ -150,7 +152,7 @@ def learning_rate() -> Rule:
 def momentum() -> Rule:
     """Below 1 as the f32 the outer step computes with: 1 - 1e-12 is not."""
 
-    def parse(value: Any) -> float:
+    def parse(value: object) -> float:
         number = _finite(value)
         if number < 0.0 or _f32(number) >= 1.0:
             raise ValueError
@@ -159,8 +161,8 @@ def momentum() -> Rule:
     return Rule("a number from 0 to below 1 (as f32)", parse)
 
 
-def _pattern(legal: str, pattern: str, convert: Callable[[str], Any]) -> Rule:
-    def parse(value: Any) -> Any:
+def _pattern(legal: str, pattern: str, convert: Callable[[str], object]) -> Rule:
+    def parse(value: object) -> object:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise ValueError
         return convert(value)
@@ -168,9 +170,9 @@ def _pattern(legal: str, pattern: str, convert: Callable[[str], Any]) -> Rule:
     return Rule(legal, parse)
 
 
-def _finite(value: Any) -> float:
+def _finite(value: object) -> float:
     """``value`` as a float; a string may be a number, because an interpolated environment variable is one."""
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, (str, SupportsFloat)):
         raise TypeError
     number = float(value)
     if not math.isfinite(number):
@@ -183,7 +185,7 @@ def _f32(number: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", number))[0])
 
 
-def _rate(value: Any) -> float:
+def _rate(value: object) -> float:
     number = _finite(value)
     if _f32(number) <= 0.0:  # a positive number below f32's smallest becomes zero
         raise ValueError

@@ -6,21 +6,10 @@ f32 values a second (``docs/scaling.md`` says how they were found, and how to fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from syncer.config.policy import (
-    CheckpointPolicy,
-    FinalPolicy,
-    IsoBackend,
-    ListenPolicy,
-    MergePolicy,
-    OuterPolicy,
-    SchedulePolicy,
-    SecurityPolicy,
-    SessionPolicy,
-    SvdPolicy,
-    SyncerPolicy,
-)
+from syncer.config.keys import MergeConfig, OuterConfig, SyncerConfig, validate
+from syncer.config.policy import SyncerPolicy
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.layout import WireFragment, WireLayout
 
@@ -112,21 +101,13 @@ def learner_bytes(situation: Situation, settings: Settings) -> int:
 
 
 def policy_of(situation: Situation, settings: Settings) -> SyncerPolicy:
-    """The policy of a syncer with these settings and the defaults of everything else."""
-    return SyncerPolicy(
-        learners=situation.learners,
-        total_steps=NEVER,
-        listen=ListenPolicy(),
-        schedule=SchedulePolicy(
-            settings.quorum or situation.learners // 2 + 1,
-            pipeline=settings.pipeline,
-            sync_interval_steps=settings.interval,
-        ),
-        merge=MergePolicy("none", IsoBackend.SCALAR),
-        outer=OuterPolicy(),
-        svd=SvdPolicy(),
-        checkpoint=CheckpointPolicy(),
-        final=FinalPolicy(900),
-        session=SessionPolicy(),
-        security=SecurityPolicy(),
+    """The policy of a syncer with these settings and the defaults of everything else; nothing is merged by it."""
+    merge = MergeConfig(delta_correction="none", iso_backend="scalar")
+    plain = validate(SyncerConfig(situation.learners, NEVER, merge=merge, outer=OuterConfig(lr=1.0, momentum=0.0)))
+    schedule = replace(
+        plain.schedule,
+        quorum=settings.quorum or plain.schedule.quorum,
+        pipeline=settings.pipeline,
+        sync_interval_steps=settings.interval,
     )
+    return replace(plain, schedule=schedule)

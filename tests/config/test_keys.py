@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncer.config.compose import compose, typed
 from syncer.config.keys import DEFAULTS, RULES, SECTIONS, SyncerConfig, profile_record, validate, warnings
 from syncer.config.policy import IsoBackend
 from tests.support.certificates import Authority
+from yeto_torch.offline.rules import LocalRules
 from yeto_torch.wire.profile import ProfileRecord
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "vectors" / "profile.json").read_text(encoding="utf-8"))
@@ -406,6 +408,19 @@ def test_tls_files_that_cannot_serve_are_named_by_their_key(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------------- policy
+
+
+def test_what_a_learner_takes_for_a_default_is_the_syncers():
+    """It binds to a profile, or goes without a syncer, and imports nothing of this."""
+    plain = typed(compose(["learners=2", "total_steps=10"]))
+    assert profile_record(validate(plain)) == ProfileRecord(learners=2, quorum=2, total_steps=10)
+    assert LocalRules() == LocalRules(
+        plain.schedule.sync_interval_steps,
+        plain.outer.lr,
+        plain.outer.momentum,
+        plain.merge.delta_correction,
+        plain.merge.iso_scale,
+    )
 
 
 def test_a_policy_is_frozen_all_the_way_down(tmp_path):

@@ -4,9 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from syncer.config.policy import SessionPolicy
 from syncer.core.admission import Admission
-from tests.support.coordinator_desk import CONTRACT, FINGERPRINT, PROFILE, hello, layout_of
+from tests.support.coordinator_desk import CONTRACT, FINGERPRINT, PROFILE, hello, layout_of, session_policy
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.layout import WireFragment, WireLayout
 
@@ -15,7 +14,7 @@ OTHER = b"\x33" * 32
 
 
 def door(resume=None, **session):
-    return Admission(SessionPolicy(**session), PROFILE, resume)
+    return Admission(session_policy(**session), PROFILE, resume)
 
 
 def pinned(**session):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from syncer.config.policy import OuterPolicy, SyncerPolicy
+from syncer.config.policy import SyncerPolicy
 from tests.sim.disk import CHECKPOINT
-from tests.support.coordinator_desk import syncer_policy
+from tests.support.coordinator_desk import outer_policy, syncer_policy
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 
@@ -77,7 +77,7 @@ def draw(seed: int) -> Scenario:
     quiet = rng.random() < 0.05
     lonely = count > 1 and quorum < count and every > 0
     never_back = rng.randrange(count) if lonely and rng.random() < 0.4 else None
-    outer = OuterPolicy(rng.choice([((1, 0.7),), ((1, 1.0),), ((1, 0.9), (4, 0.3))]), rng.choice([0.0, 0.5, 0.9]))
+    outer = outer_policy(rng.choice([((1, 0.7),), ((1, 1.0),), ((1, 0.9), (4, 0.3))]), rng.choice([0.0, 0.5, 0.9]))
     policy = syncer_policy(
         count,
         rng.randint(3, 14),

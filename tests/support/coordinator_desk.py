@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from syncer.config.keys import MergeConfig, OuterConfig, SyncerConfig, validate
 from syncer.config.policy import (
     CheckpointPolicy,
-    FinalPolicy,
     IsoBackend,
-    ListenPolicy,
-    MergePolicy,
     OuterPolicy,
     SchedulePolicy,
-    SecurityPolicy,
     SessionPolicy,
     SvdPolicy,
     SyncerPolicy,
@@ -42,10 +40,28 @@ def layout_of(*numels: int, mode: MergeMode = MergeMode.AVG) -> WireLayout:
     return WireLayout(tuple(WireFragment(mode, (numel,)) for numel in numels))
 
 
+DEFAULTS = validate(SyncerConfig(3, 100, merge=MergeConfig("none"), outer=OuterConfig(0.7, 0.5)))
+
+
 def schedule_policy(**changes: Any) -> SchedulePolicy:
     """As fast as answers come, a short deadline, a grace window of one second."""
     base: dict[str, Any] = {"quorum": 2, "quorum_timeout_s": 10, "sync_interval_steps": 0.0}
-    return SchedulePolicy(**{**base, **changes})
+    return replace(DEFAULTS.schedule, **{**base, **changes})
+
+
+def session_policy(**changes: Any) -> SessionPolicy:
+    """The defaults but for ``changes``."""
+    return replace(DEFAULTS.session, **changes)
+
+
+def svd_policy(**changes: Any) -> SvdPolicy:
+    """The defaults but for ``changes``."""
+    return replace(DEFAULTS.svd, **changes)
+
+
+def outer_policy(lr: tuple[tuple[int, float], ...] = ((1, 0.7),), momentum: float = 0.5) -> OuterPolicy:
+    """Without a guard."""
+    return OuterPolicy(lr, momentum, "off")
 
 
 def syncer_policy(
@@ -66,18 +82,22 @@ def syncer_policy(
     """A whole policy; what is not named here goes to ``schedule_policy``."""
     if "quorum" not in schedule:
         schedule["quorum"] = learners // 2 + 1
-    return SyncerPolicy(
+    return replace(
+        DEFAULTS,
         learners=learners,
         total_steps=total_steps,
-        listen=ListenPolicy(),
         schedule=schedule_policy(**schedule),
-        merge=MergePolicy("heloco" if correction else "none", iso_backend, device="cpu", max_norm_ratio=max_norm_ratio),
-        outer=outer or OuterPolicy(),
-        svd=SvdPolicy(),
+        merge=replace(
+            DEFAULTS.merge,
+            delta_correction="heloco" if correction else "none",
+            iso_backend=iso_backend,
+            device="cpu",
+            max_norm_ratio=max_norm_ratio,
+        ),
+        outer=outer or outer_policy(),
         checkpoint=CheckpointPolicy(None if path is None else Path(path), every, "auto", mark_final),
-        final=FinalPolicy(ack_timeout_s),
-        session=session or SessionPolicy(),
-        security=SecurityPolicy(),
+        final=replace(DEFAULTS.final, ack_timeout_s=ack_timeout_s),
+        session=session or session_policy(),
     )
 
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from syncer.config.policy import SessionPolicy
 from syncer.core import effects as fx
 from syncer.core.events import Member
-from tests.support.coordinator_desk import FINGERPRINT, Desk, syncer_policy
+from tests.support.coordinator_desk import FINGERPRINT, Desk, session_policy, syncer_policy
 from yeto_torch.learner.effects import Adopt, Fail, Install, Respond
 from yeto_torch.learner.session import Session
 from yeto_torch.wire.constants import WireDType
@@ -73,7 +72,7 @@ class Syncer:
     def do_run(self, _words: list[str], keys: dict[str, Any]) -> Iterable[str]:
         fragments = keys.pop("fragments", 2)
         contract = _hash(keys.pop("expected_contract")) if "expected_contract" in keys else None
-        policy = syncer_policy(**keys, session=SessionPolicy(expected_contract=contract))
+        policy = syncer_policy(**keys, session=session_policy(expected_contract=contract))
         self.desk = Desk(policy, fragments=fragments)
         return [self.desk.coordinator.waiting_for()]
 

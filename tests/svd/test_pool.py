@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from syncer.config.policy import SvdPolicy
 from syncer.svd.pool import Delivered, Poisoned, SvdPool, Withdrawn, resolve_devices
+from tests.support.coordinator_desk import svd_policy
 from tests.svd.watch import ends, gone, pool_of
 from yeto_torch.wire.errors import LocalError, StateError
 
@@ -100,7 +100,7 @@ def test_a_child_that_is_never_ready_poisons_at_the_deadline(mode):
 
 def test_a_command_that_cannot_be_started_poisons():
     events = queue.SimpleQueue()
-    pool = SvdPool(SvdPolicy(devices=("cpu",)), events.put, command=("/nonexistent/python",))
+    pool = SvdPool(svd_policy(devices=("cpu",)), events.put, command=("/nonexistent/python",))
     pool.start()
     assert "could not be started" in events.get(timeout=10).reason
     pool.close()
@@ -273,7 +273,7 @@ def test_what_is_not_a_matrix_is_refused_and_harms_nobody(wrong):
 
 def test_calls_out_of_order_are_refused(gate):
     path, _ = gate
-    pool = SvdPool(SvdPolicy(devices=("cpu",)), queue.SimpleQueue().put)
+    pool = SvdPool(svd_policy(devices=("cpu",)), queue.SimpleQueue().put)
     for call in (lambda: pool.submit(1, matrix()), pool.drain):
         with pytest.raises(LocalError, match="not started"):
             call()

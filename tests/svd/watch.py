@@ -7,9 +7,9 @@ import select
 import sys
 from pathlib import Path
 
-from syncer.config.policy import SvdPolicy
 from syncer.svd.ledger import State
 from syncer.svd.pool import SvdPool
+from tests.support.coordinator_desk import svd_policy
 
 SCRIPTED = Path(__file__).with_name("scripted_worker.py")
 PATIENCE_S = 60.0  # of the tests; nothing waits so long but on a machine in trouble
@@ -43,7 +43,7 @@ class Watched(SvdPool):
 def pool_of(*script, devices=("cpu",), **limits):
     """A started pool; of scripted children when a script is given, else of real ones."""
     command = {"command": (sys.executable, str(SCRIPTED), *map(str, script))} if script else {}
-    pool = Watched(SvdPolicy(devices=devices, **{"startup_timeout_s": PATIENCE_S, **limits}), **command)
+    pool = Watched(svd_policy(devices=devices, **{"startup_timeout_s": PATIENCE_S, **limits}), **command)
     pool.start()
     try:
         yield pool

@@ -13,11 +13,10 @@ import torch
 
 from syncer import descriptors
 from syncer import server as door
-from syncer.config.policy import SessionPolicy
 from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.reception import Decoding, Reception
-from tests.support.coordinator_desk import CONTRACT, FINGERPRINT, hello, layout_of, syncer_policy
+from tests.support.coordinator_desk import CONTRACT, FINGERPRINT, hello, layout_of, session_policy, syncer_policy
 from tests.support.processes import until
 from tests.support.wire_by_hand import frame
 from tests.syncer.test_server import Caller, Door
@@ -104,7 +103,7 @@ class TestHello:
 
 class TestSilence:
     def test_the_oldest_of_too_many_silent_sockets_makes_room(self):
-        entrance = Door(SessionPolicy(max_pending_handshakes=2))
+        entrance = Door(session_policy(max_pending_handshakes=2))
         try:
             callers = [entrance.call(b"") for _ in range(3)]
             assert callers[0].read() is None
@@ -113,7 +112,7 @@ class TestSilence:
             entrance.close()
 
     def test_a_first_frame_is_whole_in_time_or_the_socket_is_closed(self):
-        entrance = Door(SessionPolicy(handshake_timeout_s=0.2))
+        entrance = Door(session_policy(handshake_timeout_s=0.2))
         try:
             whole = frame(1, of_bytes(100).payload())
             callers = [entrance.call(whole[:cut]) for cut in (0, 1, 12, 13, 40, len(whole) - 1)]

@@ -7,7 +7,7 @@ everything is f32 on the parameters' device. This file must not know sessions, l
     round t   fragment (t - 1) mod F, at the first step boundary at or behind t * H / F steps
     finish    one more round for every fragment that has steps, so that nothing learnt is lost
 
-Source: protocol v4, learner delta, merge and outer step; Zhang et al., "Lookahead Optimizer" (2019); Douillard et al.,
+Source: v4 §Deltas and staleness, §Merging, §Outer step; Zhang et al., "Lookahead Optimizer" (2019); Douillard et al.,
 "DiLoCo" (2023).
 """
 
@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from yeto_torch.learner.stats import Stats
 from yeto_torch.learner.syncs import Syncs
 from yeto_torch.wire.errors import NonFiniteError, RunError
 from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.profile import Spectrum
 
 if TYPE_CHECKING:
     from yeto_torch.config import LearnerConfig
@@ -182,7 +183,7 @@ class LocalLearner:
         fragment.steps_then, fragment.tokens_then = self.local_step, self.tokens
 
 
-def _spectrum(scale: str) -> Any:
+def _spectrum(scale: Spectrum) -> Callable[[Tensor], Tensor]:
     from syncer.merge import IsoScale, flatten_spectrum
 
     return partial(flatten_spectrum, scale=IsoScale[scale.upper()])

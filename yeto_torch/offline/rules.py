@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
+
+from yeto_torch.wire.profile import CORRECTION, PLAIN, SPECTRUM, Correction, Spectrum
 
 LOCAL = "local"  # what stands in the place of a syncer's address
 
@@ -20,22 +22,21 @@ class LocalRules:
     Attributes:
         sync_interval_steps: H, steps between two merges of one fragment.
         lr, momentum: of the outer step.
-        delta_correction: ``"heloco"``, ``"heloco-normalized"`` or ``"none"``.
-        iso_scale: ``"mean"`` or ``"norm"``, for ``matrix_merge="iso"``.
+        delta_correction: directional correction of what is merged.
+        iso_scale: what the flat spectrum is set to, for ``matrix_merge="iso"``.
     """
 
-    sync_interval_steps: float = 24.0
-    lr: float = 0.7
-    momentum: float = 0.5
-    delta_correction: str = "heloco"
-    iso_scale: str = "mean"
+    sync_interval_steps: float = PLAIN.sync_interval_steps
+    lr: float = PLAIN.outer_lr
+    momentum: float = PLAIN.outer_momentum
+    delta_correction: Correction = CORRECTION
+    iso_scale: Spectrum = SPECTRUM
 
     def __post_init__(self) -> None:
         _check("sync_interval_steps", self.sync_interval_steps, "a number from 1", low=1.0)
         _check("lr", self.lr, "a number above 0", low=math.ulp(0.0))
         _check("momentum", self.momentum, "a number from 0, below 1", low=0.0, below=1.0)
-        corrections = ("heloco", "heloco-normalized", "none")
-        for name, legal in (("delta_correction", corrections), ("iso_scale", ("mean", "norm"))):
+        for name, legal in (("delta_correction", get_args(Correction)), ("iso_scale", get_args(Spectrum))):
             if getattr(self, name) not in legal:
                 raise ValueError(f"local[{name!r}]={getattr(self, name)!r}: must be one of {', '.join(legal)}")
 
@@ -49,7 +50,6 @@ class LocalRules:
         return LocalRules(**(given or {}))
 
 
-def _check(name: str, value: Any, legal: str, *, low: float, below: float = math.inf) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not low <= value < below:
+def _check(name: str, value: object, legal: str, *, low: float, below: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < below:
         raise ValueError(f"local[{name!r}]={value!r}: must be {legal}")

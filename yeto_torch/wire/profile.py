@@ -19,7 +19,7 @@ a plain configuration keeps the hash every other v4 peer computes. The block's k
     schedule.loss_after_s     seconds
     schedule.start_grace_s    seconds
 
-Source: protocol v4, syncer_profile_hash; canonical encodings ``yeto-syncer-semantic-profile-v1`` and ``yeto-ext-v1``.
+Source: v4 §Contract and profile; rulings §2.7 (the record and its extension block).
 """
 
 from __future__ import annotations
@@ -30,15 +30,26 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, SupportsFloat, TypeAlias, get_args
 
 from yeto_torch.wire.constants import U32_MAX, U64_MAX
+
+Correction: TypeAlias = Literal["heloco", "heloco-normalized", "none"]
+Spectrum: TypeAlias = Literal["mean", "norm"]
+OnLoss: TypeAlias = Literal["continue", "stop"]
+Guard: TypeAlias = Literal["off", "cap"]
+
+# The defaults of a configuration that have no place in the record's own fields. These, and those of the fields, are
+# what a learner must know of the syncer's configuration without importing it; a test holds them equal to the syncer's.
+CORRECTION: Correction = "heloco"
+SPECTRUM: Spectrum = "mean"
 
 _RECORD_DOMAIN = b"yeto-syncer-semantic-profile-v1\0"
 _EXTENSION_DOMAIN = b"yeto-ext-v1\0"
 _ABSENT = b"\0"
 _TOKENS_SQUARED_PER_STEP = b"\0"  # the one learner weight there is
 _NORMALIZED = "heloco-normalized"
+_OPTIONAL = "optional <Q"
 _INTEGER_MAX = {"<B": 1, "<I": U32_MAX, "<Q": U64_MAX}  # a byte of this record is a yes or a no
 
 
@@ -66,7 +77,7 @@ class ProfileRecord:
     pipeline: int = 2
     min_round_interval_ms: int = 0
     sync_interval_steps: float = 24.0
-    heloco: bool = True
+    heloco: bool = CORRECTION != "none"
     quorum_timeout_s: int = 900
     final_ack_timeout_s: int = 900
     outer_lr: float = 0.7
@@ -77,7 +88,7 @@ class ProfileRecord:
     mark_final: bool = False
     learner_budget_steps: int | None = None
     require_profile_binding: bool = False
-    extensions: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    extensions: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def encode(self) -> bytes:
         """The record: 133 bytes, 8 more with a learner budget, and the extension block if there are extensions.
@@ -85,11 +96,8 @@ class ProfileRecord:
         Raises ValueError naming the field when a value has no place in it.
         """
         parts = [_RECORD_DOMAIN]
-        parts += [self._pack(*entry) for entry in _SCHEDULE]
-        parts.append(_ABSENT)
-        parts += [self._pack(*entry) for entry in _OUTER_AND_CHECKPOINT]
-        parts.append(_ABSENT if self.learner_budget_steps is None else b"\1" + self._pack("learner_budget_steps", "<Q"))
-        parts += [_ABSENT, _TOKENS_SQUARED_PER_STEP, self._pack("require_profile_binding", "<B")]
+        for name, (code, _, _) in _FIELDS.items():
+            parts += [self._pack(name, code), _FOLLOWED_BY.get(name, b"")]
         if self.extensions:
             parts.append(_encode_extensions(self.extensions))
         return b"".join(parts)
@@ -123,44 +131,22 @@ class ProfileRecord:
 
     def _pack(self, name: str, code: str) -> bytes:
         value = getattr(self, name)
-        legal = f"an integer from 0 to {_INTEGER_MAX[code]}" if code in _INTEGER_MAX else "a finite number"
+        if code == _OPTIONAL:
+            return _ABSENT if value is None else b"\1" + self._pack(name, "<Q")
+        most = _INTEGER_MAX.get(code)
         try:
-            if code in _INTEGER_MAX:
-                if value > _INTEGER_MAX[code]:
-                    raise OverflowError
-                return struct.pack(code, value)
-            if not math.isfinite(value):
+            if value > most if most is not None else not math.isfinite(value):
                 raise OverflowError
             return struct.pack(code, value)  # "<f" rounds to the nearest f32
         except (struct.error, OverflowError, TypeError) as error:
+            legal = "a finite number" if most is None else f"an integer from 0 to {most}"
             raise ValueError(f"profile {name}={value!r}: must be {legal}") from error
 
 
-_SCHEDULE = (
-    ("learners", "<I"),
-    ("quorum", "<I"),
-    ("grace_ms", "<Q"),
-    ("grace_gamma", "<d"),
-    ("grace_tau", "<d"),
-    ("pipeline", "<I"),
-    ("min_round_interval_ms", "<Q"),
-    ("sync_interval_steps", "<d"),
-    ("heloco", "<B"),
-    ("quorum_timeout_s", "<Q"),
-    ("final_ack_timeout_s", "<Q"),
-    ("total_steps", "<Q"),
-)
-_OUTER_AND_CHECKPOINT = (
-    ("outer_lr", "<f"),
-    ("outer_momentum", "<f"),
-    ("checkpoint", "<B"),
-    ("checkpoint_every", "<Q"),
-    ("resume", "<B"),
-    ("mark_final", "<B"),
-)
+PLAIN = ProfileRecord(learners=1, quorum=1, total_steps=1)  # all else is at its default
 
 
-def _encode_extensions(extensions: Mapping[str, Any]) -> bytes:
+def _encode_extensions(extensions: Mapping[str, object]) -> bytes:
     """Count, then by ascending key: key and canonical JSON value (sorted keys, no spaces), each behind its length."""
     parts = [_EXTENSION_DOMAIN, struct.pack("<I", len(extensions))]
     for key, value in sorted(extensions.items()):
@@ -175,7 +161,7 @@ def _encode_extensions(extensions: Mapping[str, Any]) -> bytes:
 # ------------------------------------------------------------------------------------------- from a configuration
 
 
-def record_of(configuration: Mapping[str, Any]) -> ProfileRecord:
+def record_of(configuration: Mapping[str, object]) -> ProfileRecord:
     """The record of a syncer's configuration, as it is printed (sections as mappings) or with dotted keys.
 
     Null stands for what the syncer resolves it to. Keys that do not move the record are passed over, but for ones
@@ -187,7 +173,7 @@ def record_of(configuration: Mapping[str, Any]) -> ProfileRecord:
     for key in values:
         if key.partition(".")[0] in _SECTIONS and key not in _KNOWN:
             raise ValueError(f"{key}: unknown to this version, so its record cannot be made")
-    record = _resolved({name: _value(values, key, parse) for name, (key, parse) in _FIELDS.items()})
+    record = _resolved({name: _value(values, key, parse) for name, (_, key, parse) in _FIELDS.items()})
     extensions = {key: _value(values, key, parse) for key, (_, parse) in _EXTENSIONS.items()}
     schedule = record["outer_lr"]
     record["outer_lr"] = schedule[0][1]
@@ -200,8 +186,8 @@ def record_of(configuration: Mapping[str, Any]) -> ProfileRecord:
     return ProfileRecord(**record, extensions=changed)
 
 
-def _dotted(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _dotted(configuration: Mapping[str, object]) -> dict[str, object]:
+    values: dict[str, object] = {}
     for name, value in configuration.items():
         if isinstance(value, Mapping):
             values |= {f"{name}.{key}": inner for key, inner in value.items()}
@@ -210,7 +196,7 @@ def _dotted(configuration: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _value(values: Mapping[str, Any], key: str, parse: Callable[[str, Any], Any]) -> Any:
+def _value(values: Mapping[str, object], key: str, parse: _Parser) -> object:
     value = values.get(key, "???")  # also how a configuration prints what it was not given
     if value == "???":
         raise ValueError(f"{key} is missing: the whole resolved configuration is needed")
@@ -226,54 +212,57 @@ def _resolved(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _wrong(key: str, value: Any, legal: str) -> ValueError:
+_Parser: TypeAlias = Callable[[str, object], object]  # of a key and its value; raises ValueError
+
+
+def _wrong(key: str, value: object, legal: str) -> ValueError:
     return ValueError(f"{key}={value!r}: must be {legal}")
 
 
-def _whole(key: str, value: Any) -> int:
+def _whole(key: str, value: object) -> int:
     if type(value) is not int or value < 0:
         raise _wrong(key, value, "an integer from 0")
     return value
 
 
-def _real(key: str, value: Any) -> float:
+def _real(key: str, value: object) -> float:
     try:
-        if isinstance(value, bool) or not math.isfinite(number := float(value)):
+        if isinstance(value, bool) or not isinstance(value, (str, SupportsFloat)):
+            raise TypeError
+        if not math.isfinite(number := float(value)):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise _wrong(key, value, "a finite number") from None
     return number + 0.0  # no negative zero: the record hashes the bits
 
 
-def _flag(key: str, value: Any) -> bool:
+def _flag(key: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise _wrong(key, value, "true or false")
     return value
 
 
-def _or_null(parse: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+def _or_null(parse: _Parser) -> _Parser:
     return lambda key, value: None if value is None else parse(key, value)
 
 
-def _one_of(*words: str) -> Callable[[str, Any], str]:
-    def parse(key: str, value: Any) -> str:
-        if value not in words:
-            raise _wrong(key, value, "one of " + ", ".join(words))
-        return str(value)
+def _word(words: object) -> _Parser:
+    """One of a Literal's words. YAML reads a bare ``off`` as false."""
+    legal = get_args(words)
+
+    def parse(key: str, value: object) -> str:
+        word = "off" if value is False and "off" in legal else value
+        if word not in legal:
+            raise _wrong(key, value, "one of " + ", ".join(legal))
+        return str(word)
 
     return parse
 
 
-def _correction(key: str, value: Any) -> str:
-    return _one_of("heloco", _NORMALIZED, "none")(key, value)
+_correction = _word(Correction)
 
 
-def _guard(key: str, value: Any) -> str:
-    """YAML reads a bare ``off`` as false."""
-    return _one_of("off", "cap")(key, "off" if value is False else value)
-
-
-def _resume(key: str, value: Any) -> bool:
+def _resume(key: str, value: object) -> bool:
     """``auto`` is true: what is resumed is resumed the same way."""
     if value in (True, "true", "auto"):
         return True
@@ -282,7 +271,7 @@ def _resume(key: str, value: Any) -> bool:
     raise _wrong(key, value, "one of false, true, auto")
 
 
-def _rate(key: str, value: Any) -> list[list[Any]]:
+def _rate(key: str, value: object) -> list[list[float]]:
     """A constant or a schedule, as [[first step, value], ...]."""
     if not isinstance(value, (list, tuple)):
         return [[1, _real(key, value)]]
@@ -295,36 +284,37 @@ def _rate(key: str, value: Any) -> list[list[Any]]:
     return pairs
 
 
-_FIELDS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "learners": ("learners", _whole),
-    "quorum": ("schedule.quorum", _or_null(_whole)),
-    "total_steps": ("total_steps", _whole),
-    "grace_ms": ("schedule.grace_ms", _whole),
-    "grace_gamma": ("schedule.grace_gamma", _real),
-    "grace_tau": ("schedule.grace_tau", _real),
-    "pipeline": ("schedule.pipeline", _whole),
-    "min_round_interval_ms": ("schedule.min_round_interval_ms", _whole),
-    "sync_interval_steps": ("schedule.sync_interval_steps", _real),
-    "heloco": ("merge.delta_correction", _correction),
-    "quorum_timeout_s": ("schedule.quorum_timeout_s", _whole),
-    "final_ack_timeout_s": ("final.ack_timeout_s", _or_null(_whole)),
-    "outer_lr": ("outer.lr", _rate),
-    "outer_momentum": ("outer.momentum", _real),
-    "checkpoint": ("checkpoint.path", lambda _key, value: value is not None),
-    "checkpoint_every": ("checkpoint.every", _whole),
-    "resume": ("checkpoint.resume", _resume),
-    "mark_final": ("checkpoint.mark_final", _flag),
-    "learner_budget_steps": ("budget.learner_steps", _or_null(_whole)),
-    "require_profile_binding": ("session.require_profile_binding", _flag),
+_FIELDS: dict[str, tuple[str, str, _Parser]] = {  # in the record's order: how it is packed, its key, how that is read
+    "learners": ("<I", "learners", _whole),
+    "quorum": ("<I", "schedule.quorum", _or_null(_whole)),
+    "grace_ms": ("<Q", "schedule.grace_ms", _whole),
+    "grace_gamma": ("<d", "schedule.grace_gamma", _real),
+    "grace_tau": ("<d", "schedule.grace_tau", _real),
+    "pipeline": ("<I", "schedule.pipeline", _whole),
+    "min_round_interval_ms": ("<Q", "schedule.min_round_interval_ms", _whole),
+    "sync_interval_steps": ("<d", "schedule.sync_interval_steps", _real),
+    "heloco": ("<B", "merge.delta_correction", _correction),
+    "quorum_timeout_s": ("<Q", "schedule.quorum_timeout_s", _whole),
+    "final_ack_timeout_s": ("<Q", "final.ack_timeout_s", _or_null(_whole)),
+    "total_steps": ("<Q", "total_steps", _whole),
+    "outer_lr": ("<f", "outer.lr", _rate),
+    "outer_momentum": ("<f", "outer.momentum", _real),
+    "checkpoint": ("<B", "checkpoint.path", lambda _key, value: value is not None),
+    "checkpoint_every": ("<Q", "checkpoint.every", _whole),
+    "resume": ("<B", "checkpoint.resume", _resume),
+    "mark_final": ("<B", "checkpoint.mark_final", _flag),
+    "learner_budget_steps": (_OPTIONAL, "budget.learner_steps", _or_null(_whole)),
+    "require_profile_binding": ("<B", "session.require_profile_binding", _flag),
 }
-_EXTENSIONS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {  # key -> (default, parser)
-    "merge.iso_scale": ("mean", _one_of("mean", "norm")),
+_FOLLOWED_BY = {"total_steps": _ABSENT, "learner_budget_steps": _ABSENT + _TOKENS_SQUARED_PER_STEP}
+_EXTENSIONS: dict[str, tuple[object, _Parser]] = {  # key -> (default, parser)
+    "merge.iso_scale": (SPECTRUM, _word(Spectrum)),
     "merge.max_norm_ratio": (None, _or_null(_real)),
-    "outer.guard": ("off", _guard),
-    "schedule.on_loss": ("continue", _one_of("continue", "stop")),
+    "outer.guard": ("off", _word(Guard)),
+    "schedule.on_loss": ("continue", _word(OnLoss)),
     "schedule.loss_after_s": (300.0, _real),
     "schedule.start_grace_s": (60.0, _real),
 }
 _SECTIONS = ("schedule", "merge", "outer")  # every key of theirs moves the record, but for
 _SILENT = {"merge.iso_backend", "merge.device"}  # which the checkpoint carries, and which changes no result
-_KNOWN = {key for key, _ in _FIELDS.values()} | _EXTENSIONS.keys() | _SILENT
+_KNOWN = {key for _, key, _ in _FIELDS.values()} | _EXTENSIONS.keys() | _SILENT
