@@ -13,11 +13,12 @@ import socket
 from collections.abc import Callable
 
 from benchmarks.harness import clock
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import Direction, WireDType
 from yeto_torch.wire.frames import Frame, FrameReader
 from yeto_torch.wire.layout import WireLayout
 from yeto_torch.wire.limits import GroupLimits
-from yeto_torch.wire.messages import BcastFragment, Buffer, Hello, InitParams, PullReq, PushFragment, decode, encode
+from yeto_torch.wire.messages import BcastFragment, Hello, InitParams, PullReq, PushFragment, decode, encode
 from yeto_torch.wire.transport.sockets import Stream, tune
 
 WAIT_S = 300.0

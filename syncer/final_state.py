@@ -4,7 +4,7 @@ Decides: the names, shapes and order of tensors in that file. Written here and n
 that one neither streams nor survives a crash: the file is a u64 header length, a JSON header and the tensors.
 Must not know: where parameters come from, merging, sessions.
 
-Source: the rulings on files (final state).
+Source: v4 §Final cut; rulings §7
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from syncer.checkpoint.files import POSIX, Disk, write_atomically
-from syncer.checkpoint.format import Buffer, pieces
+from syncer.checkpoint.format import pieces
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import LocalError, StateError
 from yeto_torch.wire.layout import Layout, WireFragment, WireLayout

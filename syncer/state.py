@@ -6,7 +6,7 @@ calls it, from one thread. A commit is whole or did not happen.
 On the CPU the tensors handed in are the tensors used, without a copy: whoever initialises or restores a fragment
 gives its tensors away. On a GPU they are uploaded once.
 
-Source: protocol v4, the sequential coordinator and the outer step.
+Source: v4 §Outer step, v4 §Versions and admission
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from yeto_torch.wire import codec
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import LocalError, RunError
 from yeto_torch.wire.layout import WireLayout
-
-_DTYPES = {WireDType.F32: torch.float32, WireDType.BF16: torch.bfloat16}  # broadcasts travel in no other
 
 
 @dataclass(slots=True)
@@ -161,7 +159,7 @@ class GlobalState:
         """For the next version's broadcast, if its dtype is known and it costs no download."""
         if fragment.wanted is None or self.device.type != "cpu":
             return None
-        return codec.empty(fragment.params.numel(), _DTYPES[fragment.wanted])
+        return codec.empty(fragment.params.numel(), codec.TORCH_DTYPE[fragment.wanted])
 
     def _encode(self, params: Tensor, dtype: WireDType) -> memoryview:
         if dtype is WireDType.F32 and params.device.type == "cpu":

@@ -10,7 +10,7 @@ lock when the process dies, on whatever host or in whatever container it ran. A 
 belongs to nobody. A writer whose file was swept between its creation and its lock finds it without a name, and takes
 another; where the file system knows no locks, nothing is swept.
 
-Source: protocol v4, checkpoints and final marker; the rulings on files.
+Source: v4 §Checkpoints, v4 §Final cut; rulings §7
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from syncer.checkpoint.format import Buffer, Snapshot, parse, write_parts
-from yeto_torch.wire.constants import U64_MAX
+from syncer.checkpoint.format import Snapshot, parse, write_parts
+from yeto_torch.wire import marker
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.errors import StateError
-
-_MARKER = re.compile(rb"YETO_FINAL_V1\nglobal_step=(0|[1-9][0-9]{0,19})\n")
-_MARKER_LIMIT_BYTES = 64
-
 
 _EARLY_BYTES = 1024 * 1024  # what is written out at once; less waits for the sync
 _BEHIND_BYTES = 64 * 1024 * 1024  # how far behind the newest byte memory is given back
@@ -172,35 +169,34 @@ def marker_path(path: str | Path) -> Path:
 
 def write_marker(path: str | Path, step: int, disk: Disk = POSIX) -> None:
     """Mark the checkpoint at ``path`` as the final one of global step ``step``, durably. Raises StateError."""
-    content = f"YETO_FINAL_V1\nglobal_step={step}\n".encode()
-    write_atomically(marker_path(path), [content], "final marker", disk)
+    write_atomically(marker_path(path), [marker.encode(step)], "final marker", disk)
 
 
 def remove_marker(path: str | Path, disk: Disk = POSIX) -> None:
     """Remove the marker of the checkpoint at ``path``, durably; none there is fine. Raises StateError."""
-    marker = marker_path(path)
+    file = marker_path(path)
     try:
         with contextlib.suppress(FileNotFoundError):
-            disk.remove(marker)
-            disk.sync_directory(marker.parent)
+            disk.remove(file)
+            disk.sync_directory(file.parent)
     except OSError as error:
-        raise StateError(f"final marker {marker}: cannot be removed: {error.strerror or error}") from error
+        raise StateError(f"final marker {file}: cannot be removed: {error.strerror or error}") from error
 
 
 def read_marker(path: str | Path) -> int | None:
     """The step that the marker of the checkpoint at ``path`` names, or None without one. Raises StateError."""
-    marker = marker_path(path)
+    target = marker_path(path)
     try:
-        with marker.open("rb") as file:
-            content = file.read(_MARKER_LIMIT_BYTES)
+        with target.open("rb") as file:
+            content = file.read(marker.LIMIT_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StateError(f"final marker {marker}: {error.strerror or error}") from error
-    match = _MARKER.fullmatch(content)
-    if match is None or int(match[1]) > U64_MAX:
-        raise StateError(f"final marker {marker}: not a marker: {content[:40]!r}")
-    return int(match[1])
+        raise StateError(f"final marker {target}: {error.strerror or error}") from error
+    step = marker.decode(content)
+    if step is None:
+        raise StateError(f"final marker {target}: not a marker: {content[:40]!r}")
+    return step
 
 
 # Atomic writes

@@ -13,7 +13,7 @@ Must not know: paths, file objects, torch, what a resuming run wants (``resume.p
 Little-endian, nothing padded. Tensors are written from and read into their own memory, never through a copy:
 whatever the size of the model, a write needs no further memory and a read a quarter of one piece.
 
-Source: protocol v4, checkpoint V3 and legacy behaviour; the file layout and version law of the completions.
+Source: v4 §Checkpoints; rulings §7
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import HASH_BYTES, U32_MAX, U64_MAX
 from yeto_torch.wire.errors import LocalError, StateError
 from yeto_torch.wire.layout import version_at
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 FileVersion: TypeAlias = Literal[1, 2, 3]
 
 PIECE_BYTES = 8 * 1024 * 1024  # the most that is handed over at once

@@ -9,7 +9,7 @@ Must not know: paths, tensors, sockets, who acts on the answer.
     V2   | same backend, step <= total_steps       | sizes; one tensor a fragment; contract = fingerprint
     V3   | same backend, step <= total_steps       | fingerprint; sizes; contract, or without one = fingerprint
 
-Source: protocol v4, legacy behaviour of checkpoints; the rulings on resuming and on files.
+Source: v4 §Checkpoints; rulings §7
 """
 
 from __future__ import annotations

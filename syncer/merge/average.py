@@ -1,6 +1,6 @@
 """Merge mode avg: the weighted mean of signed outer gradients.
 
-Source: protocol v4, merge mode 0.
+Source: v4 §Merging; rulings §4
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The momentum is a sum: under a steady direction it is 1 / (1 - mu) gradients lon
 any before it has the confidence 1 / 31. ``heloco-normalized`` weighs the gradient against (1 - mu) b instead, the
 momentum as a mean: 1 / 4 at every mu. Direction, angle and everything else stay as they are.
 
-Source: protocol v4, "Optional directional correction"; the normalised one is ours.
+Source: v4 §Merging; rulings §4; the normalised one is ours
 """
 
 from __future__ import annotations

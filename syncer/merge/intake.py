@@ -2,7 +2,7 @@
 
 A learner sends ``local - anchor``; every formula of the merge wants ``anchor - local``.
 
-Source: protocol v4, the delta semantics.
+Source: v4 §Deltas and staleness; rulings §3.3
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from syncer.merge import kernels
 from yeto_torch.wire import codec
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import WireDType
 
 
-def decode_gradient(data: codec.Buffer, numel: int, dtype: WireDType, device: torch.device) -> Tensor:
+def decode_gradient(data: Buffer, numel: int, dtype: WireDType, device: torch.device) -> Tensor:
     """The signed outer gradient [numel] of a push's tensor bytes, on ``device``.
 
     It is f32, or bf16 if it came so and kernels are there to widen it on its way through the processor: half as much

@@ -9,7 +9,7 @@ Decides how large a piece is, who works on it, and how a sum is accumulated. Kno
 * A product and the sum it enters are two operations. ``add(..., alpha=)`` fuses them on processors with FMA and on
   GPUs, rounding once instead of twice: other bits than the law's formulas in f32 give, and other bits per machine.
 
-Source: protocol v4, coordinator merge; the rule that sums of squares accumulate in f64.
+Source: v4 §Merging; rulings §4
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A plain mean of gradients that disagree is short; rda keeps the weighted mean of their lengths and gives it the
 weighted mean of their directions.
 
-Source: protocol v4, merge mode 1.
+Source: v4 §Merging; rulings §4
 """
 
 from __future__ import annotations

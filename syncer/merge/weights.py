@@ -1,6 +1,6 @@
 """How much a learner's answer counts.
 
-Source: protocol v4, "Learner weight".
+Source: v4 §Merging; rulings §4
 """
 
 from __future__ import annotations

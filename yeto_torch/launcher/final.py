@@ -7,7 +7,6 @@ memory before that is not it, so a folder without the completion marker is refus
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import torch
@@ -15,12 +14,9 @@ from safetensors import SafetensorError, safe_open
 
 from yeto_torch.fragments import clean_name
 from yeto_torch.launcher.folder import RunFolder
-from yeto_torch.wire.constants import U64_MAX
+from yeto_torch.wire import marker
 from yeto_torch.wire.errors import StateError
 from yeto_torch.wire.layout import Layout, Tensor
-
-_MARKER = re.compile(rb"YETO_FINAL_V1\nglobal_step=(0|[1-9][0-9]{0,19})\n")
-_MARKER_LIMIT_BYTES = 64
 
 
 def load_final(model: torch.nn.Module, run_dir: str | os.PathLike[str], *, strict: bool = True) -> int:
@@ -56,7 +52,7 @@ def _marker_step(folder: RunFolder) -> int:
     try:
         _check_regular(folder.marker)
         with folder.marker.open("rb") as file:
-            content = file.read(_MARKER_LIMIT_BYTES)
+            content = file.read(marker.LIMIT_BYTES)
     except FileNotFoundError:
         if not folder.is_one:
             raise StateError(f"{folder.path}: not a run folder of yeto_torch.run") from None
@@ -66,10 +62,10 @@ def _marker_step(folder: RunFolder) -> int:
         ) from None
     except OSError as error:
         raise StateError(f"{folder.marker}: {error.strerror or error}") from error
-    match = _MARKER.fullmatch(content)
-    if match is None or int(match[1]) > U64_MAX:
+    step = marker.decode(content)
+    if step is None:
         raise StateError(f"{folder.marker}: not a completion marker")
-    return int(match[1])
+    return step
 
 
 def _read_state(folder: RunFolder, step: int, layout: Layout) -> dict[str, torch.Tensor]:

@@ -18,8 +18,9 @@ Source: v4 §Final cut, v4 §Generations; rulings §5.10.
 from __future__ import annotations
 
 from yeto_torch.learner.effects import Install
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.errors import PeerError
-from yeto_torch.wire.messages import Buffer, FinalFragment, FinalManifest
+from yeto_torch.wire.messages import FinalFragment, FinalManifest
 
 _COMPARE_BYTES = 1 << 20
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.errors import YetoError
-from yeto_torch.wire.messages import Buffer, FinalManifest, PullReq
+from yeto_torch.wire.messages import FinalManifest, PullReq
 
 
 class Write(Enum):

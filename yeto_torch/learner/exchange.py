@@ -24,12 +24,11 @@ from torch import Tensor
 from yeto_torch.learner.effects import Write
 from yeto_torch.learner.shards import is_sharded, own, own_part, whole
 from yeto_torch.learner.snapshot import Snapshots
-from yeto_torch.wire.buffers import Spare
+from yeto_torch.wire.buffers import Buffer, Spare
 from yeto_torch.wire.codec import as_tensor, check_finite, is_sound
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import NonFiniteError
 from yeto_torch.wire.layout import Layout
-from yeto_torch.wire.messages import Buffer
 
 _SPARE_ANSWERS = 2  # answers whose memory waits to be used again: as many as are on their way at once
 Beside = Callable[[Tensor], Sequence[Tensor]]

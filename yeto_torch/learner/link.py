@@ -29,13 +29,13 @@ from torch import Tensor
 from yeto_torch.learner.effects import Respond
 from yeto_torch.learner.redial import Redial
 from yeto_torch.learner.session import Session
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.codec import encode as encode_tensor
 from yeto_torch.wire.errors import ConnectionLostError, LocalError, PeerError, RunError
 from yeto_torch.wire.limits import GroupLimits
 from yeto_torch.wire.messages import (
     BcastFragment,
     BudgetDone,
-    Buffer,
     DataHello,
     FinalAck,
     Heartbeat,

@@ -38,11 +38,11 @@ from enum import Enum, auto
 
 from yeto_torch.learner.cut import FinalCut, same_bytes
 from yeto_torch.learner.effects import Adopt, Effect, Fail, Respond, Write
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import U32_MAX, U64_MAX
 from yeto_torch.wire.errors import PeerError, RefusedError, YetoError
 from yeto_torch.wire.messages import (
     BcastFragment,
-    Buffer,
     FinalFragment,
     FinalManifest,
     Message,

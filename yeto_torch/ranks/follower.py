@@ -22,12 +22,11 @@ from yeto_torch.learner.stats import Stats, numbers_of, stats_of
 from yeto_torch.ranks.commands import Command, Commands, Flag, Release, f64_of
 from yeto_torch.ranks.group import RankGroup, RankLostError
 from yeto_torch.ranks.leading import marked, marks
-from yeto_torch.wire.codec import empty
+from yeto_torch.wire.codec import TORCH_DTYPE, empty
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import RunError
 
 RESYNC_CLOSED = "resync() after close(): the ranks of this learner no longer act together"
-_DTYPES = {WireDType.F32: torch.float32, WireDType.BF16: torch.bfloat16}
 
 
 class Follower:
@@ -156,5 +155,5 @@ class Follower:
 
     def _write(self, fragment: int, dtype: WireDType, alpha: float) -> None:
         numel = sum(parameter.numel() for parameter in self._exchange.parameters[fragment])
-        values = self._ranks.broadcast_values(empty(numel, _DTYPES[dtype]), self._exchange.device(fragment))
+        values = self._ranks.broadcast_values(empty(numel, TORCH_DTYPE[dtype]), self._exchange.device(fragment))
         self._exchange.write(fragment, values, alpha)

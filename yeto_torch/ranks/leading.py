@@ -17,10 +17,10 @@ from torch import Tensor
 from yeto_torch.learner.exchange import Exchange
 from yeto_torch.ranks.commands import Command, Commands, f64_bits
 from yeto_torch.ranks.group import RankGroup
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import NonFiniteError
 from yeto_torch.wire.layout import Layout
-from yeto_torch.wire.messages import Buffer
 
 
 class LeadingExchange(Exchange):

@@ -8,6 +8,8 @@ memory is reused warm.
 Pages that the kernel must clear first cost a third of a whole transfer over loopback. ``Spare`` keeps a few mappings
 that nobody refers to any more and lends them again: they come as they were left, so they are for messages only, of
 which nobody sees a byte before all have been received.
+
+* pure
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ import ctypes
 import mmap
 import weakref
 from contextlib import suppress
+from typing import TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Bytes that travel or are stored; wherever they come from, they are not changed while somebody else may look."""
 
 LARGE_BYTES = 8 * 1024 * 1024  # measured: from about here fresh pages cost less than clearing heap memory
 LENT_BYTES = 1024 * 1024  # smaller pieces are not worth a mapping, even one that is lent again and again

@@ -8,7 +8,9 @@ behind the transport's lock, reserving before they receive and committing after.
     violations: total < 13 or over the limit; total changed; end past total; any overlap with what is received or
     reserved; too many partial messages, reserved bytes (both are congestion) or disjoint ranges
 
-Source: protocol v4, bulk striping; rulings on reassembly.
+Source: v4 §Streams and chunks; rulings §1.6, rulings §1.7
+
+* pure
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
-from yeto_torch.wire.buffers import allocate
+from yeto_torch.wire.buffers import Buffer, allocate
 from yeto_torch.wire.constants import (
+    CHUNK_ENVELOPE,
     CHUNK_ENVELOPE_BYTES,
+    HEADER,
     HEADER_BYTES,
     MAGIC,
     MAX_INTERVALS,
@@ -27,12 +31,11 @@ from yeto_torch.wire.constants import (
     MessageType,
 )
 from yeto_torch.wire.errors import CongestedError, PeerError
-from yeto_torch.wire.messages import Buffer
 
 # Tensor bytes begin 17 (INIT), 25 (BCAST, FINAL) or 61 bytes (PUSH) into their message: with these before it they lie
 # where f32 values may lie, and are worked on there, without a copy.
 _LEAD_BYTES = 3
-_CHUNK_HEAD = struct.Struct("<IBQQQQ")  # frame header and chunk envelope in one
+_CHUNK_HEAD = struct.Struct(HEADER.format + CHUNK_ENVELOPE.format[1:])  # frame header and chunk envelope in one
 
 
 class Slicer:

@@ -1,18 +1,23 @@
 """Numbers of wire protocol v4 that both peers share.
 
-Source: protocol v4, frame and message tables; the limits are those of docs/limits.md.
+Source: v4 §Frames, v4 §Messages; the limits stand in docs/limits.md
+
+* pure
 """
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 
 MAGIC = 0xD170C0DE
 PROTOCOL_VERSION = 4
 FINALIZATION_REVISION = 1
 
-HEADER_BYTES = 13  # magic:u32 | type:u8 | len:u64
-CHUNK_ENVELOPE_BYTES = 24  # msg_id:u64 | total_len:u64 | offset:u64
+HEADER = struct.Struct("<IBQ")  # magic:u32 | type:u8 | len:u64
+HEADER_BYTES = HEADER.size
+CHUNK_ENVELOPE = struct.Struct("<QQQ")  # msg_id:u64 | total_len:u64 | offset:u64
+CHUNK_ENVELOPE_BYTES = CHUNK_ENVELOPE.size
 SLICE_BYTES = 4 * 1024 * 1024  # the largest tensor part of one CHUNK
 FIRST_FRAME_LIMIT_BYTES = 16 * 1024 * 1024  # HELLO is layout metadata, never tensors
 ERROR_LIMIT_BYTES = 65_536

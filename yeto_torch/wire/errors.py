@@ -2,6 +2,8 @@
 
 Four families under ``YetoError``; the family says who must act. Wrong user configuration is not here: it
 raises ``ValueError`` naming the key.
+
+* pure
 """
 
 from __future__ import annotations

@@ -12,12 +12,13 @@ know sockets; the shell does ``n = sock.recv_into(reader.buffer())`` and ``reade
 
 Any PeerError is final: the reader must not be used again.
 
-Source: protocol v4, framing; rulings on frames, order of checks.
+Source: v4 §Frames; rulings §1.1
+
+* pure
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -26,7 +27,9 @@ from typing import Protocol
 from yeto_torch.wire.buffers import LARGE_BYTES, allocate
 from yeto_torch.wire.constants import (
     BULK_TYPES,
+    CHUNK_ENVELOPE,
     CHUNK_ENVELOPE_BYTES,
+    HEADER,
     HEADER_BYTES,
     MAGIC,
     MessageType,
@@ -34,8 +37,6 @@ from yeto_torch.wire.constants import (
 from yeto_torch.wire.errors import LocalError, PeerError
 from yeto_torch.wire.limits import Limits
 
-_HEADER = struct.Struct("<IBQ")
-_ENVELOPE = struct.Struct("<QQQ")
 _HELLO_LAZY_BYTES = 64 * 1024
 
 
@@ -147,21 +148,23 @@ class FrameReader:
         return None
 
     def _reserve(self) -> None:
-        if self._slices is None:
-            raise LocalError("CHUNK on a socket without a reassembly table")
-        self._msg_id, total, offset = _ENVELOPE.unpack(self._envelope)
-        self._expect(_State.SLICE, self._slices.reserve(self._msg_id, total, offset, self._chunk_bytes))
+        self._msg_id, total, offset = CHUNK_ENVELOPE.unpack(self._envelope)
+        self._expect(_State.SLICE, self._table().reserve(self._msg_id, total, offset, self._chunk_bytes))
 
     def _commit(self) -> Frame | None:
-        assert self._slices is not None
-        whole = self._slices.commit(self._msg_id, self._chunk_bytes)
+        whole = self._table().commit(self._msg_id, self._chunk_bytes)
         self._expect(_State.HEADER, self._head)
         return None if whole is None else parse_inner(whole, self.limits)
+
+    def _table(self) -> SliceTable:
+        if self._slices is None:
+            raise LocalError("CHUNK on a socket without a reassembly table")
+        return self._slices
 
 
 def parse_header(head: memoryview, limits: Limits) -> tuple[MessageType, int]:
     """(type, payload length), checked in order: magic, type known and legal here, length within its limit."""
-    magic, kind, length = _HEADER.unpack_from(head)
+    magic, kind, length = HEADER.unpack_from(head)
     if magic != MAGIC:
         raise PeerError(f"frame magic {magic:#010x}, expected {MAGIC:#010x}")
     try:

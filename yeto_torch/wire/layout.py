@@ -4,7 +4,7 @@ Two views of one layout. ``Layout`` has names and full shapes and lives on the l
 keeps learners with equal sizes but other tensors apart. ``WireLayout`` is what HELLO carries and all the syncer
 needs: merge mode, element counts and, for iso, rows and columns.
 
-Source: protocol v4, HELLO fragment layout; canonical fingerprint encoding ``yeto-layout-v1``.
+Source: v4 §Layout and fingerprint; rulings §2.2, rulings §2.5, rulings §2.6; version law: rulings §7
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 Asked by the frame reader before it allocates anything. Decides lengths and directions only; whether the named
 fragment has exactly that length is checked after parsing (``exact_data_bytes``).
 
-Source: protocol v4, "Both peers validate the type and length"; rulings on frames and limits.
+Source: v4 §Frames; rulings §1.2, rulings §1.5, rulings §1.7
+
+* pure
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from yeto_torch.wire.constants import (
+    BULK_TYPES,
     CHUNK_ENVELOPE_BYTES,
     ERROR_LIMIT_BYTES,
     FIRST_FRAME_LIMIT_BYTES,
@@ -24,7 +27,7 @@ from yeto_torch.wire.constants import (
 )
 from yeto_torch.wire.errors import PeerError
 from yeto_torch.wire.layout import WireLayout
-from yeto_torch.wire.messages import BulkMessage, PushFragment
+from yeto_torch.wire.messages import FIXED_BYTES, BulkMessage, PushFragment
 
 
 class Limits(Protocol):
@@ -49,7 +52,7 @@ class FirstFrameLimits:
         if kind is MessageType.HELLO:
             return self.hello_bytes
         if kind is MessageType.DATA_HELLO:
-            return 16
+            return FIXED_BYTES[kind]
         raise PeerError(f"{kind.name} as a first frame: it must be HELLO or DATA_HELLO")
 
 
@@ -70,33 +73,33 @@ class GroupLimits:
     def __init__(self, layout: WireLayout, dtype: WireDType, inbound: Direction, pipeline: int = 1) -> None:
         self.layout, self.dtype, self.inbound = layout, dtype, inbound
         bulk, final = layout.max_nbytes(dtype.bulk), layout.max_nbytes(WireDType.F32)
-        bulk_total = sum(layout.nbytes(f, dtype.bulk) for f in range(len(layout)))
         if inbound is Direction.TO_SYNCER:
-            self._table = {
-                MessageType.INIT_PARAMS: 4 + bulk,
-                MessageType.PUSH_FRAGMENT: 48 + layout.max_nbytes(dtype),
-                MessageType.HEARTBEAT: 12,
-                MessageType.FINAL_ACK: 10,
-                MessageType.BUDGET_DONE: 8,
+            variable = {
+                MessageType.INIT_PARAMS: bulk,
+                MessageType.PUSH_FRAGMENT: layout.max_nbytes(dtype),
+                MessageType.HEARTBEAT: 0,
+                MessageType.FINAL_ACK: 0,
+                MessageType.BUDGET_DONE: 0,
             }
-            self.max_inner = HEADER_BYTES + max(
-                self._table[MessageType.INIT_PARAMS], self._table[MessageType.PUSH_FRAGMENT]
-            )
+        else:
+            variable = {
+                MessageType.PULL_REQ: 0,
+                MessageType.BCAST_FRAGMENT: bulk,
+                MessageType.FINAL_FRAGMENT: final,
+                MessageType.FINAL_MANIFEST: 8 * len(layout),
+                MessageType.SHUTDOWN: 0,
+            }
+        self._table = {kind: FIXED_BYTES[kind] + more for kind, more in variable.items()}
+        self.max_inner = HEADER_BYTES + max(self._table[kind] for kind in variable if kind in BULK_TYPES)
+        if inbound is Direction.TO_SYNCER:
             self.max_partials = MAX_LEARNER_PARTIALS
+            bulk_total = sum(layout.nbytes(f, dtype.bulk) for f in range(len(layout)))
             self.max_reserved_bytes = bulk_total + 2 * pipeline * self.max_inner
         else:
-            self._table = {
-                MessageType.PULL_REQ: 16,
-                MessageType.BCAST_FRAGMENT: 12 + bulk,
-                MessageType.FINAL_FRAGMENT: 12 + final,
-                MessageType.FINAL_MANIFEST: 14 + 8 * len(layout),
-                MessageType.SHUTDOWN: 0,
-                MessageType.ERROR: ERROR_LIMIT_BYTES,
-            }
-            self.max_inner = HEADER_BYTES + 12 + final
             # A reconnect broadcasts every fragment at once, and the final cut may meet that broadcast.
             self.max_partials = 2 * len(layout) + 64
             self.max_reserved_bytes = self.max_partials * self.max_inner
+            self._table[MessageType.ERROR] = ERROR_LIMIT_BYTES
         self._table[MessageType.CHUNK] = CHUNK_ENVELOPE_BYTES + SLICE_BYTES
 
     def max_payload(self, kind: MessageType) -> int:

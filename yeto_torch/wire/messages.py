@@ -6,7 +6,9 @@ not know how long a payload may be in this session (``limits``), nor how it was 
 Tensor bytes are never copied here: ``encode`` returns the head and the caller's buffer as separate parts, and
 ``decode`` returns views into the received payload.
 
-Source: protocol v4, message table.
+Source: v4 §Messages; rulings §1.2, rulings §2.1, rulings §2.2, rulings §2.9
+
+* pure
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import (
     BULK_TYPES,
     ERROR_LIMIT_BYTES,
     FINALIZATION_REVISION,
     HASH_BYTES,
+    HEADER,
     MAGIC,
     MAX_STREAMS,
     PROTOCOL_VERSION,
@@ -31,9 +35,6 @@ from yeto_torch.wire.constants import (
 from yeto_torch.wire.errors import PeerError
 from yeto_torch.wire.layout import WireLayout
 
-Buffer = bytes | bytearray | memoryview
-
-_HEADER = struct.Struct("<IBQ")
 _HELLO = struct.Struct("<HIQBI")
 _DATA_HELLO = struct.Struct("<HIQH")
 _PULL = struct.Struct("<IQI")
@@ -43,6 +44,21 @@ _HEARTBEAT = struct.Struct("<IQ")
 _MANIFEST = struct.Struct("<HQI")
 _ACK = struct.Struct("<HQ")
 _MAC_DOMAIN = b"yeto-hello-mac-v1\0"
+
+FIXED_BYTES = {
+    MessageType.INIT_PARAMS: 4,
+    MessageType.PULL_REQ: _PULL.size,
+    MessageType.PUSH_FRAGMENT: _PUSH.size,
+    MessageType.BCAST_FRAGMENT: _FRAGMENT_VERSION.size,
+    MessageType.HEARTBEAT: _HEARTBEAT.size,
+    MessageType.SHUTDOWN: 0,
+    MessageType.DATA_HELLO: _DATA_HELLO.size,
+    MessageType.FINAL_MANIFEST: _MANIFEST.size,
+    MessageType.FINAL_ACK: _ACK.size,
+    MessageType.FINAL_FRAGMENT: _FRAGMENT_VERSION.size,
+    MessageType.BUDGET_DONE: 8,
+}
+"""Bytes of a payload but for what follows: tensor bytes, or a manifest's versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +255,11 @@ def encode(message: Message, mac_key: bytes | None = None) -> tuple[Buffer, ...]
     if isinstance(message, (InitParams, PushFragment, BcastFragment, FinalFragment)):
         head = message.head()
         data = memoryview(message.data).cast("B")
-        return (_HEADER.pack(MAGIC, message.TYPE, len(head) + len(data)) + head, data)
+        return (HEADER.pack(MAGIC, message.TYPE, len(head) + len(data)) + head, data)
     payload = message.payload()
     if mac_key is not None and isinstance(message, Hello):
         payload += _hello_mac(mac_key, payload)
-    return (_HEADER.pack(MAGIC, message.TYPE, len(payload)) + payload,)
+    return (HEADER.pack(MAGIC, message.TYPE, len(payload)) + payload,)
 
 
 def decode(kind: MessageType, payload: memoryview) -> Message:

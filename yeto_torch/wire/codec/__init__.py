@@ -13,30 +13,38 @@ Work runs in pieces that stay in the processor's cache, so that a check costs no
 the calling thread alone: a learner encodes beside a training thread that needs the other cores. Hosts are
 little-endian, like every platform torch is built for.
 
-Source: protocol v4, message tables and the section on Q4.
+Source: v4 §Messages, v4 §Q4; rulings §3
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from yeto_torch.wire.buffers import LENT_BYTES, Spare
+from yeto_torch.wire.buffers import LENT_BYTES, Buffer, Spare
 from yeto_torch.wire.codec import plain, q4
 from yeto_torch.wire.codec.sound import check_finite, is_sound
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import LocalError, PeerError
 
-__all__ = ["Buffer", "as_tensor", "check_finite", "copy", "decode", "empty", "encode", "is_sound", "keep_spare"]
+__all__ = [
+    "TORCH_DTYPE",
+    "as_tensor",
+    "check_finite",
+    "copy",
+    "decode",
+    "empty",
+    "encode",
+    "is_sound",
+    "keep_spare",
+]
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
-
-_TORCH_DTYPE = {WireDType.F32: torch.float32, WireDType.BF16: torch.bfloat16}
-
+TORCH_DTYPE = {WireDType.F32: torch.float32, WireDType.BF16: torch.bfloat16}
+"""Of those that travel as arrays; q4 has blocks of its own."""
 
 _SPARE = Spare(keep=6)
 
@@ -139,14 +147,14 @@ def as_tensor(data: Buffer, numel: int, dtype: WireDType) -> Tensor:
         PeerError: a wrong length.
         LocalError: q4 has no tensor view.
     """
-    if dtype not in _TORCH_DTYPE:
+    if dtype not in TORCH_DTYPE:
         raise LocalError(f"{dtype.name} bytes cannot be viewed as a tensor")
     _check_length(data, numel, dtype)
     if numel == 0:
-        return torch.empty(0, dtype=_TORCH_DTYPE[dtype])
+        return torch.empty(0, dtype=TORCH_DTYPE[dtype])
     # Bytes first, then view: torch takes an unaligned pointer, numpy would refuse fast loops on an unaligned f32 array.
     lent = np.asarray(_Lent(np.frombuffer(data, np.uint8)))
-    return torch.from_numpy(lent).view(_TORCH_DTYPE[dtype])
+    return torch.from_numpy(lent).view(TORCH_DTYPE[dtype])
 
 
 class _Lent:

@@ -3,7 +3,7 @@
 bf16 is the upper half of an f32. Torch rounds to nearest even and takes unaligned memory; numpy would do the first in
 five passes and the second through a copy.
 
-Source: protocol v4, message tables; rulings on bf16.
+Source: v4 §Messages; rulings §3.1, rulings §3.2
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which values may be sent, or computed with: finite, and at most 2^100 in magnitude.
 
-Source: protocol v4; rulings on what a decoder refuses.
+Source: rulings §3.2
 """
 
 from __future__ import annotations

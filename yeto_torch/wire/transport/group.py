@@ -11,7 +11,7 @@ It carries messages between the callbacks of its owner and the sockets, and turn
 
 Any violation, any lost socket, any failing callback ends the whole group.
 
-Source: protocol v4, connection group; rulings on frames, streams, slow peers and errors.
+Source: v4 §Streams and chunks; rulings §1.1, rulings §1.8, rulings §1.10
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
 
-from yeto_torch.wire.buffers import Spare
+from yeto_torch.wire.buffers import Buffer, Spare
 from yeto_torch.wire.chunks import Reassembler
 from yeto_torch.wire.constants import BULK_TYPES, HEADER_BYTES, Direction
 from yeto_torch.wire.errors import CongestedError, LocalError, PeerError
 from yeto_torch.wire.frames import Frame, FrameReader
 from yeto_torch.wire.limits import GroupLimits
 from yeto_torch.wire.messages import (
-    Buffer,
     BulkMessage,
     Error,
     Message,
@@ -324,9 +323,7 @@ class Group:
         finally:
             with self._lock:
                 self._callbacks -= 1
-                if (
-                    self._closing is not None
-                ):  # before that nobody waits for it, and a wake-up costs as much as a message
+                if self._closing is not None:  # before, nobody waits for it; a wake-up costs as much as a message
                     self._changed.notify_all()
         return True
 
@@ -464,11 +461,11 @@ class Group:
     def _finish(self) -> None:
         """The closer thread: tell the owner, see the last bytes out, end the threads, close the sockets."""
         with self._lock:
-            self._changed.wait_for(lambda: self._closing is not None)
+            while (closed := self._closing) is None:
+                self._changed.wait()
             self._changed.wait_for(lambda: self._callbacks == 0, _CALLBACK_S)
-        assert self._closing is not None
         try:
-            self._on_closed(self._closing)
+            self._on_closed(closed)
         except Exception:
             log.exception("%s: on_closed failed", self.name)
         with self._lock:

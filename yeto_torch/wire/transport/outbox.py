@@ -15,7 +15,9 @@ Bounded by construction: a queued message has a key, its type and fragment, and 
 place in the queue. Slicing late keeps a message replaceable up to the last moment. Messages that are sliced but
 not sent are limited in number and bytes.
 
-Source: protocol v4, bulk striping; rulings on slow peers and heartbeats.
+Source: v4 §Streams and chunks; rulings §1.6, rulings §1.8
+
+* pure
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.chunks import Slicer
 from yeto_torch.wire.constants import SLICE_BYTES
 from yeto_torch.wire.errors import LocalError, PeerError
-from yeto_torch.wire.messages import Buffer, Error, Heartbeat, Message, encode, is_bulk
+from yeto_torch.wire.messages import Error, Heartbeat, Message, encode, is_bulk
 
 OnSent = Callable[[], None]
 _Key = tuple[int, ...]

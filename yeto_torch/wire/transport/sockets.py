@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.errors import PeerError
 from yeto_torch.wire.frames import Frame, FrameReader
 from yeto_torch.wire.limits import FirstFrameLimits
-from yeto_torch.wire.messages import Buffer, Error, encode
+from yeto_torch.wire.messages import Error, encode
 from yeto_torch.wire.transport.tls import RECORD_START, ClientTls, TlsError, TlsSocket
 
 Socket = socket.socket | TlsSocket

@@ -10,7 +10,7 @@ the TCP socket, outside of it. It must not know frames, learners or which side i
 ``fileno`` is the TCP socket's. Bytes that are decrypted already do not make it readable: read first, then poll.
 An end without TLS's own goodbye is an end like any other, for no message of ours is complete by ending the stream.
 
-Source: rulings on HELLO, optional TLS; RFC 8446.
+Source: rulings §2.9; RFC 8446
 """
 
 from __future__ import annotations
