@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from experiments.processes import STARTED
-from experiments.tasks import Transformer, loss_of, make_task
+from experiments.tasks import loss_of, make_task
 
 
 def main(options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     rank, checkpoint = options["rank"], Path(options["checkpoint"])
     task = make_task("char", options["seed"])
-    model, stream = Transformer(), task.stream()
+    model, stream = task.model(), task.stream()
     step = _load(model, checkpoint)
     distributed.init_process_group("gloo", f"file://{options['meeting']}", rank=rank, world_size=options["ranks"])
     parallel = DistributedDataParallel(model)
@@ -46,14 +46,14 @@ def main(options: dict[str, Any]) -> None:
         time.sleep(max(0.0, began + made * options["step_s"] - time.monotonic()))  # time is the subject here
 
 
-def _save(model: Transformer, path: Path, step: int) -> None:
+def _save(model: nn.Module, path: Path, step: int) -> None:
     temporary = path.with_name(path.name + ".new")
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     save_file(named, temporary, {"step": str(step)})
     temporary.replace(path)
 
 
-def _load(model: Transformer, path: Path) -> int:
+def _load(model: nn.Module, path: Path) -> int:
     """The step of the checkpoint, whose parameters ``model`` has now; 0 without one."""
     if not path.exists():
         return 0

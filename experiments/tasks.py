@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-CONTEXT, HEADS = 64, 4
+from yeto_torch.demos.transformer import ALPHABET, CONTEXT, Transformer, windows
+
 BLOCK = 4096  # characters; every HELD_OUT_EVERY-th block is held out
 HELD_OUT_EVERY = 10
 
@@ -110,13 +110,13 @@ class Characters:
         generator = torch.Generator().manual_seed(self._seed)
 
         def draw() -> Batch:
-            return _windows(self._train, torch.randint(len(self._train) - CONTEXT, (self.batch,), generator=generator))
+            return windows(self._train, torch.randint(len(self._train) - CONTEXT, (self.batch,), generator=generator))
 
         return Stream(draw)
 
     def held_out(self) -> Batch:
         """All of it, window by window."""
-        return _windows(self._held_out, torch.arange(0, len(self._held_out) - CONTEXT, CONTEXT))
+        return windows(self._held_out, torch.arange(0, len(self._held_out) - CONTEXT, CONTEXT))
 
     def digest(self) -> str:
         """Python's text differs between versions, and so do losses on it."""
@@ -170,52 +170,3 @@ def _reference() -> Tensor:
     index = {character: number for number, character in enumerate(ALPHABET)}
     text = "\n".join(topics[name] for name in sorted(topics))
     return torch.tensor([index[character] for character in text if character in index])
-
-
-def _windows(text: Tensor, starts: Tensor) -> Batch:
-    """(n, CONTEXT) inputs and the characters one further, (n, CONTEXT)."""
-    at = starts.unsqueeze(1) + torch.arange(CONTEXT)
-    return text[at], text[at + 1]
-
-
-class Block(nn.Module):
-    """Causal self-attention and a perceptron, each behind a layer norm and a residual."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, length, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(n, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        x = x + self.project(attended)
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
-
-
-class Transformer(nn.Module):
-    """No dropout; the output layer is tied to the character embedding."""
-
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(len(ALPHABET), width)
-        self.position_embed = nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.lm_head = nn.Linear(width, len(ALPHABET), bias=False)
-        for embedding in (self.embed, self.position_embed):
-            nn.init.normal_(embedding.weight, std=0.02)
-        self.lm_head.weight = self.embed.weight
-
-    def forward(self, text: Tensor) -> Tensor:
-        """(n, length) character indices -> (n, length, alphabet) logits."""
-        x = self.embed(text) + self.position_embed(torch.arange(text.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.lm_head(self.norm(x))
-        return logits

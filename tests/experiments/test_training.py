@@ -9,8 +9,9 @@ import torch
 
 from experiments import training
 from experiments.configs import Alone, Fleet, Training
-from experiments.tasks import ALPHABET, BLOCK, CHARACTERS, CONTEXT, HELD_OUT_EVERY, Characters, make_task
+from experiments.tasks import BLOCK, CHARACTERS, HELD_OUT_EVERY, Characters, make_task
 from experiments.training import lr_at, run
+from yeto_torch.demos.transformer import ALPHABET, CONTEXT
 
 
 def test_learners_take_what_the_baseline_takes_in_the_same_order():
