@@ -27,9 +27,10 @@ from syncer.config.policy import SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Identity
-from syncer.core.coordinator import Coordinator, Phase
+from syncer.core.coordinator import Coordinator
 from syncer.core.drive import Driven
 from syncer.core.ledger import LedgerRow
+from syncer.core.lifecycle import Phase
 from syncer.final_state import write_final_state
 from syncer.merge.gain import outer_momentum
 from syncer.merger import Merged, Merger, MergerEvent, PoolDrained

@@ -21,7 +21,8 @@ from syncer.checkpoint.resume import RefuseResume, at_hello, at_start
 from syncer.config.policy import CheckpointPolicy, SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
-from syncer.core.coordinator import Coordinator, ResumePoint
+from syncer.core.admission import ResumePoint
+from syncer.core.coordinator import Coordinator
 from syncer.descriptors import allow_many_descriptors
 from syncer.server import Server
 from syncer.state import resolve_device

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from syncer.config.policy import SessionPolicy
 from syncer.core.events import Member
+from syncer.core.ledger import LedgerRow
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.layout import WireLayout
 from yeto_torch.wire.messages import Hello
@@ -28,6 +29,15 @@ _GENERATIONS = 16_384  # at the fastest pace of redialling, of the last four hou
 
 ResumeCheck = Callable[[WireLayout, bytes, bytes], str | None]
 """(layout, fingerprint, contract) -> why the checkpoint may not continue under this HELLO, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """What a checkpoint brings: its step, its ledger rows, and the check that only a HELLO can complete."""
+
+    step: int
+    ledger: tuple[LedgerRow, ...]
+    check: ResumeCheck
 
 
 @dataclass(frozen=True, slots=True)

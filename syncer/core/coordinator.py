@@ -1,60 +1,21 @@
-"""The coordinator's mind: composes admission, roster, assembly, the rounds in flight, the cut-off and finalization.
+"""The coordinator's mind as the actor calls it: who may open the session, and who decides from then on.
 
-``handle(event, now)`` takes one event at its arrival time and settles what it decides; ``on_time(now)`` fires what
-time decides and is the only place where rounds are launched. The actor calls ``on_time`` with the time up to which it
-has handled all that arrived, so an answer that came in time is never made late by work that came before it.
-
-    ASSEMBLING --all fragments initialised, all learners here--> RUNNING --t = total committed--> CUTTING
-    ASSEMBLING, RUNNING --learner budget: a report from every learner--> CUTTING --pool drained, cut-off written--> DONE
-    CUTTING --pool drained, membership frozen--> FINALIZING --every expected ACK--> DONE
-    any --a failure or an interrupt--> FAILED
+Until a HELLO is admitted nobody is here and nothing can happen but another HELLO or an interrupt. The first admitted
+one brings the layout, and with it ``lifecycle.Lifecycle``, which decides everything after it.
 
 It must not know sockets, tensors, files or clocks: gradients are opaque, time is an argument, work is an Effect.
 
-Source: protocol v4; rulings on the syncer.
+Source: v4 §Versions and admission, v4 §Scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
-
-from syncer.config.policy import WARNED_DRIVE, SyncerPolicy
+from syncer.config.policy import SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
-from syncer.core.admission import Admission, ResumeCheck
-from syncer.core.assembly import Assembly
-from syncer.core.cutoff import Cutoff
-from syncer.core.drive import DriveWatch
-from syncer.core.events import Member
-from syncer.core.finalization import Finalization
-from syncer.core.flight import Flight
-from syncer.core.ledger import Ledger, LedgerRow
-from syncer.core.rate_limiter import RateLimiter, remark
+from syncer.core.admission import Admission, ResumePoint
+from syncer.core.lifecycle import Lifecycle, Phase, interrupted
 from syncer.core.rejections import Rejections
-from syncer.core.roster import Roster
-from yeto_torch.wire.constants import MessageType
-
-_COMINGS = 256  # joins and leaves told per minute; four per learner if that is more
-
-
-class Phase(Enum):
-    ASSEMBLING = auto()
-    RUNNING = auto()
-    CUTTING = auto()
-    FINALIZING = auto()
-    DONE = auto()
-    FAILED = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """What a checkpoint brings: its step, its ledger rows, and the check that only a HELLO can complete."""
-
-    step: int
-    ledger: tuple[LedgerRow, ...]
-    check: ResumeCheck
 
 
 class Coordinator:
@@ -69,420 +30,52 @@ class Coordinator:
     def __init__(self, policy: SyncerPolicy, profile: bytes, resumed: ResumePoint | None = None) -> None:
         self._policy, self._resumed = policy, resumed
         self._admission = Admission(policy.session, profile, resumed.check if resumed else None)
-        self._roster = Roster()
-        self._ledger = Ledger(resumed.ledger if resumed else ())
-        self._flight: Flight | None = None
-        self._assembly: Assembly | None = None
-        self._finalization: Finalization | None = None
         self._rejections = Rejections()
-        self._comings = RateLimiter(max(_COMINGS, 4 * policy.learners))
-        self._cutoff = _cutoff(policy)
-        self._drive = DriveWatch(WARNED_DRIVE, is_capped=policy.outer.guard == "cap")
-        self._ungreeted: set[Member] = set()  # joined while the cut was prepared
-        self._effects: list[fx.Effect] = []
-        self.phase = Phase.ASSEMBLING
-
-    # ------------------------------------------------------------------ what the actor calls
+        self._life: Lifecycle | None = None
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Settle one event that arrived at ``now``; returns what must be done, in order."""
-        if self.phase not in (Phase.DONE, Phase.FAILED):
-            # The actor's own work ends long after the answers that waited meanwhile arrived: it moves no deadline.
-            from_outside = not isinstance(event, ev.MergeDone | ev.StepMeasured | ev.RoundSynced | ev.Drained)
-            if from_outside:
-                self._settle(now)
-            self._dispatch(event, now)
-            if from_outside:
-                self._settle(now)
-        return self._take()
+        if self._life is not None:
+            return self._life.handle(event, now)
+        match event:
+            case ev.HelloArrived(_, hello):
+                refusal = self._admission.decide(hello)
+                if refusal is not None:
+                    return self._rejections.hello(event, refusal, now)
+                fragments = len(hello.layout)
+                self._life = Lifecycle(self._policy, fragments, self._admission, self._rejections, self._resumed)
+                return self._life.open(event, now)
+            case ev.Interrupted():
+                return interrupted(self.committed)
+        return []
 
     def on_time(self, now: float) -> list[fx.Effect]:
         """Fire what is due by ``now``, then launch what may be launched."""
-        match self.phase:
-            case Phase.ASSEMBLING:
-                self._assemble(now)
-                self._check_losses(now)
-                self._check_reports(now)
-            case Phase.RUNNING:
-                self._settle(now)
-                self._check_losses(now)
-                self._check_reports(now)
-            case Phase.FINALIZING:
-                self._check_acks(now)
-        if self.phase is Phase.RUNNING and not self._issuance_closed:
-            self._do(*self._rounds.launch(self._roster.current, now))
-        return self._take()
+        return self._life.on_time(now) if self._life else []
 
     def next_deadline(self) -> float | None:
         """When ``on_time`` must be called next if nothing happens; None = not before an event."""
-        times: list[float | None] = []
-        match self.phase:
-            case Phase.ASSEMBLING:
-                times.extend((self._assembly.start_at if self._assembly else None, self._loss_at(), self._report_at))
-            case Phase.RUNNING:
-                times.extend((self._loss_at(), self._report_at))
-                may_launch = bool(self._roster.current) and not self._issuance_closed
-                times.append(self._rounds.next_deadline(may_launch=may_launch))
-            case Phase.FINALIZING:
-                times.append(self._final.deadline)
-        return min((t for t in times if t is not None), default=None)
+        return self._life.next_deadline() if self._life else None
 
     def waiting_for(self) -> str:
         """Why nothing moves, in one sentence for the operator."""
-        match self.phase:
-            case Phase.ASSEMBLING:
-                if self._assembly is None:
-                    return f"assembling: no learner is connected yet, {self._policy.learners} are awaited"
-                return self._assembly.waiting_for(self._roster.current)
-            case Phase.RUNNING:
-                if self._cutoff is not None and self._cutoff.closed:
-                    return f"cut-off: budget reports missing from learners {', '.join(map(str, self._cutoff.missing))}"
-                if not self._roster.current:
-                    return f"step {self.committed}: no learner is connected"
-                return self._rounds.waiting_for()
-            case Phase.CUTTING:
-                return f"step {self.committed}: the SVD pool to finish"
-            case Phase.FINALIZING:
-                missing = ", ".join(map(str, self._final.missing))
-                return f"final cut: acknowledgement missing from learners {missing}"
-            case _:
-                return "nothing: the run is over"
+        if self._life is None:
+            return f"assembling: no learner is connected yet, {self._policy.learners} are awaited"
+        return self._life.waiting_for()
+
+    @property
+    def phase(self) -> Phase:
+        """Where the run stands."""
+        return self._life.phase if self._life else Phase.ASSEMBLING
 
     @property
     def connected(self) -> tuple[int, ...]:
         """Ids of the learners that are here, ascending."""
-        return tuple(member.learner_id for member in self._roster.current)
+        return self._life.connected if self._life else ()
 
     @property
     def committed(self) -> int:
         """Global step t: rounds committed."""
-        if self._flight is not None:
-            return self._flight.schedule.committed
-        return self._resumed.step if self._resumed else 0
-
-    # ------------------------------------------------------------------ plumbing
-
-    def _take(self) -> list[fx.Effect]:
-        out, self._effects = self._effects, []
-        return out
-
-    def _do(self, *effects: fx.Effect) -> None:
-        self._effects.extend(effects)
-
-    def _settle(self, now: float) -> None:
-        if self.phase is Phase.RUNNING:
-            self._do(*self._rounds.settle(now))
-
-    @property
-    def _rounds(self) -> Flight:
-        assert self._flight is not None
-        return self._flight
-
-    @property
-    def _final(self) -> Finalization:
-        assert self._finalization is not None
-        return self._finalization
-
-    @property
-    def _start_state(self) -> Assembly:
-        assert self._assembly is not None
-        return self._assembly
-
-    @property
-    def _issuance_closed(self) -> bool:
-        return self._cutoff is not None and self._cutoff.closed
-
-    def _dispatch(self, event: ev.Event, now: float) -> None:  # noqa: C901 - one flat table of events
-        match event:
-            case ev.HelloArrived():
-                self._on_hello(event, now)
-            case ev.InitArrived():
-                self._on_init(event, now)
-            case ev.PushArrived(member):
-                if self._roster.is_live(member):
-                    self._do(*self._rounds.answer(event, now))
-            case ev.BeatArrived(member, local_step):
-                if self._roster.is_live(member):
-                    self._rounds.pace.observe_step(member, local_step, now)
-            case ev.MergeDone(step):
-                self._do(*self._rounds.merged(step, self._roster.current))
-                if self._rounds.schedule.complete:
-                    self._begin_cut()
-            case ev.StepMeasured(fragment, driven, lr, momentum):
-                if (text := self._drive.committed(fragment, driven, lr, momentum)) is not None:
-                    self._do(fx.Say(text, warning=True))
-            case ev.RoundSynced(_, seconds):
-                self._rounds.pace.observe_sync(seconds)
-            case ev.AckArrived():
-                self._on_ack(event, now)
-            case ev.BudgetReported():
-                self._on_budget(event, now)
-            case ev.Drained():
-                self._cut()
-            case ev.GroupLost(member, reason, violated):
-                self._on_lost(member, reason, now)
-                if self._cutoff is not None and violated is MessageType.BUDGET_DONE:
-                    self._fail(f"the experiment is void: {member} sent a malformed budget report ({reason})")
-            case ev.Interrupted():
-                self._on_interrupt()
-
-    # ------------------------------------------------------------------ joining and leaving
-
-    def _on_hello(self, event: ev.HelloArrived, now: float) -> None:
-        hello = event.hello
-        refusal = self._ending_refusal(hello.learner_id) or self._admission.decide(hello)
-        if refusal is not None:
-            self._do(fx.RefuseHello(event.ticket, refusal))
-            self._do(*self._rejections.lines(now, "hello", hello.learner_id, refusal))
-            return
-        member = Member(hello.learner_id, hello.generation)
-        if self._flight is None:
-            self._open_session(len(hello.layout))
-        replaced = self._roster.current_of(member.learner_id)
-        crowded_out = self._roster.join(member)
-        self._do(fx.Admit(event.ticket, member, hello))
-        self._do(*(fx.Release(old) for old in crowded_out))
-        fields = {"id": member.learner_id, "generation": member.generation}
-        text = f"{member} joined"
-        if replaced is not None:
-            text += (
-                f" in place of generation {replaced.generation:016x}, which is still connected: every learner needs "
-            )
-            text += "a learner_id of its own, unless it is dialling again"
-        self._tell("join", fields, text, now)
-        self._greet(member, now)
-
-    def _open_session(self, fragments: int) -> None:
-        """The first HELLO has fixed the layout."""
-        self._flight = Flight(self._policy, fragments, self.committed, self._ledger, self._rejections)
-        self._assembly = Assembly(
-            self._policy, fragments, resumed=self._resumed is not None, complete=self._flight.schedule.complete
-        )
-
-    def _greet(self, member: Member, now: float) -> None:
-        """A new generation gets every initialised fragment at once, and the cut when the run is ending."""
-        fragments = self._start_state.initialized
-        if self.phase is Phase.ASSEMBLING:
-            if self._assemble(now):  # it was the last one awaited, and the start sent it everything
-                return
-            fragments = self._start_state.greet(member)
-        elif self.phase is Phase.CUTTING:  # the last step is not durable yet
-            self._ungreeted.add(member)
-            return
-        self._send_fragments(member, fragments)
-        if self.phase is Phase.FINALIZING:
-            self._send_cut(member)
-
-    def _send_fragments(self, member: Member, fragments: tuple[int, ...]) -> None:
-        versions = self._rounds.schedule.versions
-        self._do(*(fx.Broadcast(f, versions[f], (member,)) for f in fragments))
-
-    def _ending_refusal(self, learner_id: int) -> str | None:
-        if self._finalization is None or learner_id in self._finalization.expected:
-            return None
-        return f"the run is ending: learner {learner_id} was not connected when its final state was frozen"
-
-    def _expel(self, member: Member, violation: str, now: float) -> None:
-        """Nothing later from this group is used, not even what already waits in the inbox."""
-        if self._roster.is_live(member):
-            self._do(fx.Expel(member, violation))
-            self._on_lost(member, violation, now)
-
-    def _tell(self, event: str, fields: Mapping[str, object], text: str, now: float) -> None:
-        """A coming or going, on the tape and in the log; a learner that does nothing else must not fill either."""
-        kept_back = self._comings.take(now)
-        if kept_back is not None:
-            left_out = {"left_out": kept_back} if kept_back else {}
-            self._do(fx.Note(event, {**fields, **left_out}), fx.Say(text + remark(kept_back)))
-
-    def _on_lost(self, member: Member, reason: str, now: float) -> None:
-        if not self._roster.is_live(member):
-            return
-        fields = {"id": member.learner_id, "generation": member.generation, "reason": reason}
-        self._tell("leave", fields, f"{member} left: {reason}", now)
-        self._roster.leave(member, now)
-        self._rounds.lose(member)
-        if self.phase is Phase.ASSEMBLING:
-            self._start_state.forget(member)
-            self._assemble(now)
-        if self._finalization is not None:
-            self._finalization.lost(member)
-
-    # ------------------------------------------------------------------ assembling
-
-    def _on_init(self, event: ev.InitArrived, now: float) -> None:
-        if event.member.learner_id != 0:
-            self._expel(event.member, "INIT_PARAMS: only learner 0 may initialise", now)
-        elif self._roster.is_live(event.member) and self._start_state.initialize(event.fragment):
-            self._do(fx.Initialize(event.fragment, event.values))
-            if self._policy.checkpoint.periodic and self._cutoff is None:  # a cut-off process cannot be resumed
-                self._save()  # before it is broadcast: learner 0 never sends again what it has seen broadcast
-            self._cut_off()
-            self._assemble(now)
-
-    def _assemble(self, now: float) -> bool:
-        """Start if nothing is missing any more; True when that happened."""
-        waiting = self.phase is Phase.ASSEMBLING and self._assembly is not None
-        if not waiting or not self._start_state.may_start(len(self._roster.current), now):
-            return False
-        self._start()
-        return True
-
-    def _start(self) -> None:
-        for fragment, version in enumerate(self._rounds.schedule.versions):
-            owed = self._start_state.owed(fragment, self._roster.current)
-            if owed:
-                self._do(fx.Broadcast(fragment, version, owed))
-        self.phase = Phase.RUNNING
-        self._do(fx.Say(f"training starts at step {self.committed} with {len(self._roster.current)} learners"))
-        if self._rounds.schedule.complete:
-            self._begin_cut()
-
-    # ------------------------------------------------------------------ the learner budget
-
-    def _on_budget(self, event: ev.BudgetReported, now: float) -> None:
-        member = event.member
-        if not self._roster.is_live(member):
-            return
-        if self._cutoff is None:
-            self._expel(member, "BUDGET_DONE, but this syncer runs no learner budget", now)
-            return
-        was_closed = self._cutoff.closed
-        void = self._cutoff.report(member.learner_id, event.steps, now)
-        if void is not None:
-            self._fail(f"the experiment is void: {void}")
-            return
-        if not was_closed:
-            cancelled = self._rounds.schedule.cancel()
-            self._do(
-                fx.Note("cutoff", {"step": self.committed, "first": member.learner_id, "cancelled": list(cancelled)}),
-                fx.Say(f"cut-off at step {self.committed}: {member} has used up its budget"),
-            )
-        self._cut_off()
-
-    def _cut_off(self) -> None:
-        """Close the process once everybody has reported and there is a whole state to publish."""
-        before_the_cut = self.phase in (Phase.ASSEMBLING, Phase.RUNNING)
-        if before_the_cut and self._cutoff is not None and self._cutoff.complete and self._start_state.all_initialized:
-            self._begin_cut()
-
-    @property
-    def _report_at(self) -> float | None:
-        """When the experiment is void because reports are missing."""
-        return None if self._cutoff is None else self._cutoff.deadline
-
-    def _check_reports(self, now: float) -> None:
-        if self._cutoff is not None and self.phase in (Phase.ASSEMBLING, Phase.RUNNING):
-            late = self._cutoff.overdue(now)
-            if late is not None:
-                self._fail(f"the experiment is void: {late}")
-
-    # ------------------------------------------------------------------ the end
-
-    def _begin_cut(self) -> None:
-        """No round is in flight any more; once the pool is drained the state may be published."""
-        if self._cutoff is not None and not self._cutoff.complete:
-            self._fail(
-                f"the experiment is void: all {self._policy.total_steps} outer steps were made before a learner used "
-                f"up its budget of {self._policy.budget_learner_steps} local steps"
-            )
-            return
-        self.phase = Phase.CUTTING
-        self._do(fx.Drain())
-
-    def _cut(self) -> None:
-        if self.phase is not Phase.CUTTING:
-            return
-        if self._cutoff is None:
-            self._freeze()
-            return
-        self._save()
-        self._do(fx.Say("learner-budget cutoff checkpoint written"))
-        self._end_well()
-
-    def _freeze(self) -> None:
-        step, members = self.committed, self._roster.current
-        self.phase = Phase.FINALIZING
-        self._finalization = Finalization((m.learner_id for m in members), step, self._policy.final.ack_timeout_s)
-        self._do(fx.Say(f"training complete after {step} outer steps"), fx.WriteFinal(step, self._ledger.rows()))
-        self._do(fx.Note("final", {"step": step, "expected": [m.learner_id for m in members]}))
-        if not members:
-            self._fail(f"no learner was connected at the final cut of step {step}: its state is written, unmarked")
-        for member in members:
-            if member in self._ungreeted:
-                self._send_fragments(member, self._start_state.initialized)
-            self._send_cut(member)
-
-    def _send_cut(self, member: Member) -> None:
-        self._final.queued(member)
-        self._do(fx.SendCut(member, self._final.step, self._rounds.schedule.versions))
-
-    def _on_ack(self, event: ev.AckArrived, now: float) -> None:
-        if not self._roster.is_live(event.member):
-            return
-        if self._finalization is None:
-            self._expel(event.member, "FINAL_ACK before the run has ended", now)
-            return
-        violation = self._finalization.acknowledge(event.member, event.step)
-        if violation is not None:
-            self._expel(event.member, violation, now)
-        elif self._finalization.complete:
-            self._complete()
-
-    def _complete(self) -> None:
-        self._do(fx.Say("all learners acknowledged final cut"))
-        if self._policy.checkpoint.mark_final:
-            self._do(fx.WriteMarker(self._final.step))
-        self._do(*(fx.SendShutdown(m) for m in self._final.acked_members if self._roster.is_live(m)))
-        self._end_well()
-
-    def _end_well(self) -> None:
-        self.phase = Phase.DONE
-        self._do(fx.Note("end", {"step": self.committed, "code": 0}), fx.Finish(0))
-
-    def _check_acks(self, now: float) -> None:
-        if self._final.overdue(now):
-            missing = ", ".join(map(str, self._final.missing))
-            self._fail(
-                f"final cut not acknowledged within {self._policy.final.ack_timeout_s} s by learners {missing}: the "
-                f"checkpoint of step {self.committed} is written, unmarked"
-            )
-
-    def _loss_at(self) -> float | None:
-        absent = self._roster.longest_absent()
-        if self._policy.schedule.on_loss == "continue" or absent is None:
-            return None
-        return absent[1] + self._policy.schedule.loss_after_s
-
-    def _check_losses(self, now: float) -> None:
-        at, absent = self._loss_at(), self._roster.longest_absent()
-        if self.phase in (Phase.ASSEMBLING, Phase.RUNNING) and at is not None and absent is not None and now >= at:
-            self._save()
-            self._fail(
-                f"learner {absent[0]} has been away for {self._policy.schedule.loss_after_s:g} s and "
-                f"schedule.on_loss=stop: the run ends at step {self.committed}"
-            )
-
-    def _on_interrupt(self) -> None:
-        if self.phase is not Phase.FINALIZING:  # there the checkpoint is rewritten already
-            self._save()
-        self.phase = Phase.FAILED
-        text = f"interrupted at step {self.committed}"
-        self._do(fx.Note("end", {"step": self.committed, "code": 130, "reason": text}), fx.Finish(130, text))
-
-    def _save(self) -> None:
-        """Make the last contiguous commit durable, once there is a whole state."""
-        if self._policy.checkpoint.path is not None and self._assembly is not None and self._assembly.all_initialized:
-            self._do(fx.SaveCheckpoint(self.committed, self._ledger.rows()))
-
-    def _fail(self, text: str) -> None:
-        if self.phase in (Phase.DONE, Phase.FAILED):
-            return
-        self.phase = Phase.FAILED
-        self._do(fx.Note("end", {"step": self.committed, "code": 1, "reason": text}), fx.Finish(1, text, terminal=True))
-
-
-def _cutoff(policy: SyncerPolicy) -> Cutoff | None:
-    if policy.budget_learner_steps is None:
-        return None
-    return Cutoff(policy.budget_learner_steps, policy.learners, policy.schedule.quorum_timeout_s)
+        if self._life is None:
+            return self._resumed.step if self._resumed else 0
+        return self._life.committed

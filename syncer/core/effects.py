@@ -18,11 +18,12 @@ from yeto_torch.wire.messages import Hello
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The socket behind ``ticket`` becomes a connection group. The first Admit of a run fixes the session."""
+    """The socket behind ``ticket`` becomes a connection group. ``opens``: this HELLO, the first, fixes the session."""
 
     ticket: int
     member: Member
     hello: Hello
+    opens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

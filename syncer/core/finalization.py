@@ -4,7 +4,8 @@ Decides whose acknowledgement is awaited and which one counts. It must not know 
 
     per learner   PENDING  --cut queued to a generation-->  QUEUED(gen)  --its ACK-->  ACKED(gen), for good
                   QUEUED(gen) --that group lost--> PENDING
-    whole         DELIVERING --last ACK--> COMPLETE;  --deadline--> FAILED, naming the missing
+    together      OPEN --freeze--> DELIVERING --last ACK--> COMPLETE
+                  DELIVERING --deadline--> FAILED, naming the missing
 
 Source: protocol v4, final membership; rulings on finalization.
 """
@@ -20,7 +21,6 @@ class Finalization:
     """Awaits one accepted acknowledgement from every learner frozen at the cut.
 
     Args:
-        expected: logical ids live at the freeze.
         step: the final global step.
         timeout_s: how long the wait lasts.
 
@@ -28,17 +28,28 @@ class Finalization:
         deadline: when the wait ends; None until it has begun.
     """
 
-    def __init__(self, expected: Iterable[int], step: int, timeout_s: float) -> None:
-        self.expected = frozenset(expected)
-        self.step, self._timeout_s = step, timeout_s
+    def __init__(self, step: int, timeout_s: float) -> None:
+        self._step, self._timeout_s = step, timeout_s
         self.deadline: float | None = None
+        self._frozen = False
+        self._expected: frozenset[int] = frozenset()
         self._queued: set[Member] = set()
         self._acked: dict[int, set[Member]] = {}
+
+    def freeze(self, expected: Iterable[int]) -> None:
+        """The run has ended: these learners, live now, are awaited, and nobody else may join."""
+        self._frozen, self._expected = True, frozenset(expected)
+
+    def refusal(self, learner_id: int) -> str | None:
+        """Why a learner may not enter any more."""
+        if not self._frozen or learner_id in self._expected:
+            return None
+        return f"the run is ending: learner {learner_id} was not connected when its final state was frozen"
 
     @property
     def missing(self) -> tuple[int, ...]:
         """Learners without an accepted acknowledgement, ascending."""
-        return tuple(sorted(self.expected - self._acked.keys()))
+        return tuple(sorted(self._expected - self._acked.keys()))
 
     @property
     def complete(self) -> bool:
@@ -65,8 +76,10 @@ class Finalization:
 
     def acknowledge(self, member: Member, step: int) -> str | None:
         """An ACK arrived; None when it is accepted (again), else the violation it is."""
-        if step != self.step:
-            return f"FINAL_ACK of step {step}: the final step is {self.step}"
+        if not self._frozen:
+            return "FINAL_ACK before the run has ended"
+        if step != self._step:
+            return f"FINAL_ACK of step {step}: the final step is {self._step}"
         if member not in self._queued:
             return "FINAL_ACK before the final cut was sent on this connection"
         self._acked.setdefault(member.learner_id, set()).add(member)

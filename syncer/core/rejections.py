@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from syncer.core import effects as fx
+from syncer.core.events import HelloArrived
 from syncer.core.rate_limiter import RateLimiter, remark
 
 _LINES = 64  # a minute on the tape and in the log, for HELLOs and for answers each: strangers must not silence learners
@@ -26,6 +27,11 @@ class Rejections:
         counts = dict(self._counts)
         self._counts.clear()
         return counts
+
+    def hello(self, event: HelloArrived, reason: str, now: float) -> list[fx.Effect]:
+        """Turn a HELLO away and tell it."""
+        told = self.lines(now, "hello", event.hello.learner_id, reason)
+        return [fx.RefuseHello(event.ticket, reason), *told]
 
     def lines(self, now: float, what: str, learner_id: int, reason: str, **fields: int) -> list[fx.Effect]:
         """The tape line and log line of one refusal; nothing once this minute has had its lines."""

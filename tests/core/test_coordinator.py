@@ -4,8 +4,9 @@ import pytest
 
 from syncer.core import effects as fx
 from syncer.core import events as ev
-from syncer.core.coordinator import Phase, ResumePoint
+from syncer.core.admission import ResumePoint
 from syncer.core.events import Member
+from syncer.core.lifecycle import Phase
 from tests.support.coordinator_desk import Desk, hello, syncer_policy
 from yeto_torch.wire.constants import U64_MAX
 

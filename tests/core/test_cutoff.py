@@ -6,9 +6,9 @@ import pytest
 
 from syncer.core import effects as fx
 from syncer.core import events as ev
-from syncer.core.coordinator import Phase
 from syncer.core.cutoff import Cutoff
 from syncer.core.events import Member
+from syncer.core.lifecycle import Phase
 from tests.support.coordinator_desk import Desk, syncer_policy
 from yeto_torch.wire.constants import MessageType
 

@@ -12,7 +12,9 @@ STEP = 12
 
 
 def final(*expected):
-    return Finalization(expected or (0, 1), STEP, 30.0)
+    machine = Finalization(STEP, 30.0)
+    machine.freeze(expected or (0, 1))
+    return machine
 
 
 def test_an_acknowledgement_counts_from_a_generation_the_cut_was_queued_to():

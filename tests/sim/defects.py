@@ -14,10 +14,10 @@ from unittest import mock
 from syncer.checkpoint import files
 from syncer.core import effects as fx
 from syncer.core.assembly import Assembly
-from syncer.core.coordinator import Coordinator, Phase
 from syncer.core.finalization import Finalization
 from syncer.core.flight import Flight
 from syncer.core.ledger import Ledger
+from syncer.core.lifecycle import Lifecycle, Phase
 from syncer.core.roster import Roster
 from syncer.core.rounds import Rejection, Round, RoundState
 from syncer.core.schedule import Schedule
@@ -127,14 +127,14 @@ def _() -> Plant:
 
 @_defect("own work moves deadlines: a punctual answer behind a slow merge is late")
 def _() -> Plant:
-    def handle(self: Coordinator, event: Any, now: float) -> list[fx.Effect]:
+    def handle(self: Lifecycle, event: Any, now: float) -> list[fx.Effect]:
         if self.phase not in (Phase.DONE, Phase.FAILED):
             self._settle(now)
             self._dispatch(event, now)
             self._settle(now)
         return self._take()
 
-    return mock.patch.object(Coordinator, "handle", handle)
+    return mock.patch.object(Lifecycle, "handle", handle)
 
 
 @_defect("the late end of a superseded group removes its replacement")
@@ -207,13 +207,13 @@ def _() -> Plant:
 
 @_defect("the starting values are broadcast before they are durable")
 def _() -> Plant:
-    real = Coordinator._save
+    real = Lifecycle._save
 
-    def save(self: Coordinator) -> None:
+    def save(self: Lifecycle) -> None:
         if self.committed:
             real(self)
 
-    return mock.patch.object(Coordinator, "_save", save)
+    return mock.patch.object(Lifecycle, "_save", save)
 
 
 @_defect("an answer enters the ledger when its merge begins")
@@ -252,7 +252,7 @@ def _() -> Plant:
 
 @_defect("a joiner of a running fleet is sent nothing")
 def _() -> Plant:
-    return mock.patch.object(Coordinator, "_send_fragments")
+    return mock.patch.object(Lifecycle, "_send_fragments")
 
 
 # ---------------------------------------------------------------------- the syncer: the end
@@ -274,29 +274,29 @@ def _() -> Plant:
 
 @_defect("the marker follows the shutdowns")
 def _() -> Plant:
-    real = Coordinator._complete
+    real = Lifecycle._complete
 
-    def complete(self: Coordinator) -> None:
+    def complete(self: Lifecycle) -> None:
         real(self)
         markers = [effect for effect in self._effects if isinstance(effect, fx.WriteMarker)]
         rest = [effect for effect in self._effects if not isinstance(effect, fx.WriteMarker)]
         self._effects = rest[:-1] + markers + rest[-1:]
 
-    return mock.patch.object(Coordinator, "_complete", complete)
+    return mock.patch.object(Lifecycle, "_complete", complete)
 
 
 @_defect("a reconnect during delivery is not served the cut")
 def _() -> Plant:
-    real = Coordinator._greet
+    real = Lifecycle._greet
 
-    def greet(self: Coordinator, member: Any, now: float) -> None:
+    def greet(self: Lifecycle, member: Any, now: float) -> None:
         phase = self.phase
         if phase is Phase.FINALIZING:
-            self._send_fragments(member, self._start_state.initialized)
+            self._send_fragments(member, self._assembly.initialized)
         else:
             real(self, member, now)
 
-    return mock.patch.object(Coordinator, "_greet", greet)
+    return mock.patch.object(Lifecycle, "_greet", greet)
 
 
 @_defect("a restart waits for a learner that is gone for good")
@@ -317,14 +317,14 @@ def _() -> Plant:
 
 @_defect("who joins while the cut is prepared sees the last step at once")
 def _() -> Plant:
-    real = Coordinator._greet
+    real = Lifecycle._greet
 
-    def greet(self: Coordinator, member: Any, now: float) -> None:
+    def greet(self: Lifecycle, member: Any, now: float) -> None:
         real(self, member, now)
         if self.phase is Phase.CUTTING:
-            self._send_fragments(member, self._start_state.initialized)
+            self._send_fragments(member, self._assembly.initialized)
 
-    return mock.patch.object(Coordinator, "_greet", greet)
+    return mock.patch.object(Lifecycle, "_greet", greet)
 
 
 # ---------------------------------------------------------------------- the learner

@@ -16,9 +16,10 @@ import torch
 from syncer.checkpoint.files import remove_marker, write_checkpoint, write_marker
 from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
 from syncer.checkpoint.resume import RefuseResume, at_hello, at_start
-from syncer.core import coordinator as core
 from syncer.core import effects as fx
 from syncer.core import events as ev
+from syncer.core.admission import ResumePoint
+from syncer.core.coordinator import Coordinator
 from syncer.core.events import Member
 from syncer.core.ledger import LedgerRow
 from syncer.merge import intake
@@ -123,7 +124,7 @@ class Process:
         self._gradients: dict[int, torch.Tensor] = {}
         self._in_pool: set[int] = set()
         self._finish: fx.Finish | None = None
-        self.coordinator = core.Coordinator(self._policy, PROFILE, self._resume_point())
+        self.coordinator = Coordinator(self._policy, PROFILE, self._resume_point())
         self._judge.started(snapshot, self.inbox)
         step = self.coordinator.committed
         if self._policy.checkpoint.mark_final and step < self._policy.total_steps:
@@ -134,7 +135,7 @@ class Process:
     def tell(self, what: str) -> None:
         self._world.tell("syncer", what)
 
-    def _resume_point(self) -> core.ResumePoint | None:
+    def _resume_point(self) -> ResumePoint | None:
         snapshot = self._resumed
         if snapshot is None:
             return None
@@ -147,7 +148,7 @@ class Process:
             decision = at_hello(snapshot.facts, layout, fingerprint, contract)
             return decision.reason if isinstance(decision, RefuseResume) else None
 
-        return core.ResumePoint(snapshot.step, rows, check)
+        return ResumePoint(snapshot.step, rows, check)
 
     # ------------------------------------------------------------------ the door
 
@@ -316,7 +317,7 @@ class Process:
             connection.syncer.send(message)
 
     def _admit(self, effect: fx.Admit) -> None:
-        if self._state is None:
+        if effect.opens:
             self._state = GlobalState(effect.hello.layout, CPU)
             if self._resumed is not None:
                 for index, record in enumerate(self._resumed.fragments):

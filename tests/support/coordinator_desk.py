@@ -24,7 +24,8 @@ from syncer.config.policy import (
 )
 from syncer.core import effects as fx
 from syncer.core import events as ev
-from syncer.core.coordinator import Coordinator, ResumePoint
+from syncer.core.admission import ResumePoint
+from syncer.core.coordinator import Coordinator
 from syncer.core.events import Member
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.layout import WireFragment, WireLayout
