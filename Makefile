@@ -71,10 +71,10 @@ wheel: $(VENV)/bin/python  ## dist/*.whl
 	@ls dist/*.whl
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/; a broken link is an error
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: $(VENV)/.installed-docs  ## the same on http://127.0.0.1:8000, made anew at every change
-	@$(BIN)/mkdocs serve
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 notebooks: $(VENV)/.installed-notebooks  ## execute every notebook in place
 	@$(BIN)/python -m nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
