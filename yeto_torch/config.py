@@ -4,6 +4,8 @@
 of ``YetoOuterOptimizer`` is read from it. ``LearnerConfig`` decides what is legal and where a value comes from when it
 is not given (the YETO_* environment, read once), before a socket is opened. This file must not know the model, tensors
 or sockets. A wrong value raises ``ValueError`` naming the argument, the value and the legal range.
+
+Source: rulings §2.6 to §2.9.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, SupportsIndex, TypeAlias, TypeVar
 
 import torch
 
@@ -36,10 +36,13 @@ from yeto_torch.wrapper import Closure, Optimizers, OptimizerWrapper, ParamGroup
 
 P = ParamSpec("P")
 S = TypeVar("S")
+_Init: TypeAlias = Callable[Concatenate[S, P], None]
 
 
 @dataclass(frozen=True)
 class _Wrapped:
+    """The arguments about the model."""
+
     inner: Optimizers
     named_parameters: NamedParameters | None = None
 
@@ -49,19 +52,17 @@ class _Arguments(LearnerOptions, _Wrapped):
     """Everything the constructor takes, in its order: a dataclass takes the fields of its last base first."""
 
 
-def _takes(
-    call: Callable[P, object],
-) -> Callable[[Callable[Concatenate[S, ...], None]], Callable[Concatenate[S, P], None]]:
-    """The decorated method takes what ``call`` takes; so says it to ``help`` and to type checkers."""
+def _takes(arguments: Callable[P, object]) -> Callable[[_Init[S, ...]], _Init[S, P]]:
+    """For ``help`` and type checkers the decorated ``__init__`` has the parameters of ``arguments``."""
 
-    def tell(method: Callable[Concatenate[S, ...], None]) -> Callable[Concatenate[S, P], None]:
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        signature = inspect.signature(call)
-        told = signature.replace(parameters=[own, *signature.parameters.values()])
-        method.__signature__ = told  # type: ignore[attr-defined]  # where ``inspect`` looks
-        return method
+    def show(init: _Init[S, ...]) -> _Init[S, P]:
+        itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        shown = inspect.signature(arguments)
+        shown = shown.replace(parameters=[itself, *shown.parameters.values()])
+        init.__signature__ = shown  # type: ignore[attr-defined]  # where ``inspect`` looks
+        return init
 
-    return tell
+    return show
 
 
 class YetoOuterOptimizer(OptimizerWrapper):

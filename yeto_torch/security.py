@@ -10,7 +10,7 @@ and the path, never what a file holds.
     tls={...}         any of ca, cert and key (this learner's own, together), server_hostname (if the address is not in
                       the certificate)
 
-Source: rulings on HELLO, optional authentication and TLS; docs/quickstart.md, "Over the internet".
+Source: rulings §2.9; docs/quickstart.md, "Over the internet".
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -33,8 +34,11 @@ def matrices(numel: int, rank: int) -> Matrices:
     return model
 
 
-def serve(rival: Rival, parent: Parent) -> None:
-    """Answer until the measuring process is done."""
+def serve(kind: Callable[..., Rival]) -> None:
+    """Be a rival of this kind, on one thread, until the measuring process is done."""
+    parent = Parent()
+    torch.set_num_threads(1)
+    rival = kind(**parent.settings)
     parent.say(rival.address())
     for question in parent.questions():
         match question["ask"]:

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from benchmarks.model import Matrices
 from benchmarks.rivals.common import serve
-from benchmarks.worker import Parent
 
 
 class Gloo:
@@ -35,12 +34,6 @@ class Gloo:
         dist.all_reduce(self._tensor)
 
 
-def main() -> None:
-    parent = Parent()
-    torch.set_num_threads(1)
-    serve(Gloo(**parent.settings), parent)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    serve(Gloo)
+    dist.destroy_process_group()

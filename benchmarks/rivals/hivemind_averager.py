@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 
-import torch
 from hivemind import DHT
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage
 from hivemind.compression import Uniform8BitQuantization
 
 from benchmarks.rivals.common import matrices, serve
-from benchmarks.worker import Parent
 
 
 class Hivemind:
@@ -50,11 +48,5 @@ class Hivemind:
             raise RuntimeError("hivemind averaged nothing")
 
 
-def main() -> None:
-    parent = Parent()
-    torch.set_num_threads(1)
-    serve(Hivemind(**parent.settings), parent)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Hivemind)

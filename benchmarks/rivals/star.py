@@ -11,7 +11,6 @@ from threading import Thread
 
 from benchmarks.model import Matrices
 from benchmarks.rivals.common import serve
-from benchmarks.worker import Parent
 
 STREAMS = 4
 
@@ -56,10 +55,5 @@ def _fill(sock: socket.socket, memory: bytearray) -> None:
         left = left[count:]
 
 
-def main() -> None:
-    parent = Parent()
-    serve(Star(**parent.settings), parent)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Star)

@@ -11,7 +11,6 @@ from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
 
 from benchmarks.rivals.common import matrices, serve
-from benchmarks.worker import Parent
 
 TIMEOUT = timedelta(minutes=5)
 
@@ -58,11 +57,5 @@ class TorchFT:
         self._inner.step()
 
 
-def main() -> None:
-    parent = Parent()
-    torch.set_num_threads(1)
-    serve(TorchFT(**parent.settings), parent)
-
-
 if __name__ == "__main__":
-    main()
+    serve(TorchFT)

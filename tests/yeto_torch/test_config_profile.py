@@ -1,6 +1,6 @@
 """``profile=``: what the syncer prints of its configuration gives the hash the syncer computes, in every form.
 
-Source: rulings on identities; the canonical record is tested in ``tests/wire/test_profile.py``.
+Source: rulings §2.7; the canonical record is tested in ``tests/wire/test_profile.py``.
 """
 
 from dataclasses import asdict

@@ -4,7 +4,6 @@ What it has in common with every optimizer is asked by ``tests/contract``, of a 
 """
 
 import copy
-import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tests.contract.loop import loss_of, network, same, scaled_step, train
 from tests.support.joined_learners import join, vector, zero_gradients
 from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch import YetoOuterOptimizer
@@ -37,31 +37,11 @@ def wrap(syncer):
         optimizer.close()
 
 
-def linear(seed=0):
-    torch.manual_seed(seed)
-    return torch.nn.Linear(4, 3)
-
-
-def loss_of(model):
-    return model(torch.ones(2, 4)).square().sum()
-
-
-def train(model, optimizer, steps=1):
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss_of(model).backward()
-        optimizer.step()
-
-
-def equal(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
 # ---------------------------------------------------------------------------------------------- identity
 
 
 def test_groups_state_and_defaults_are_the_inner_optimizers_own(wrap):
-    model = linear()
+    model = network()
     inner = torch.optim.AdamW(model.parameters(), lr=0.1)
     optimizer = wrap(model, inner)
     assert optimizer.param_groups is inner.param_groups
@@ -72,13 +52,13 @@ def test_groups_state_and_defaults_are_the_inner_optimizers_own(wrap):
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, copy.copy], ids=["deepcopy", "copy"])
 def test_a_copy_fails_with_a_sentence(wrap, copier):
-    optimizer = wrap(linear())
+    optimizer = wrap(network())
     with pytest.raises(TypeError, match="state_dict"):
         copier(optimizer)
 
 
 def test_only_plain_optimizers_can_be_wrapped(wrap, syncer):
-    model = linear()
+    model = network()
     for bad in (wrap(model), model, []):
         with pytest.raises(ValueError, match="inner"):
             join(syncer, model, bad)
@@ -88,7 +68,7 @@ def test_only_plain_optimizers_can_be_wrapped(wrap, syncer):
 
 
 def test_step_hooks_get_the_wrapper_and_run_once(wrap):
-    model = linear()
+    model = network()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = wrap(model, inner)
     seen = []
@@ -105,7 +85,7 @@ def test_step_hooks_get_the_wrapper_and_run_once(wrap):
 
 
 def test_a_pre_hook_may_replace_the_arguments(wrap):
-    model = linear()
+    model = network()
     optimizer = wrap(model)
     optimizer.register_step_pre_hook(lambda _o, args, kwargs: (args, {**kwargs, "tokens": 7}))
     train(model, optimizer)
@@ -117,7 +97,7 @@ def test_a_pre_hook_may_replace_the_arguments(wrap):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_step_is_one_local_step_however_often_its_closure_runs(wrap, several):
-    model = linear()
+    model = network()
     lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=4)
     optimizer = wrap(model, [torch.optim.SGD([p], lr=0.1) for p in model.parameters()] if several else lbfgs)
     calls = []
@@ -136,7 +116,7 @@ def test_a_step_is_one_local_step_however_often_its_closure_runs(wrap, several):
 
 
 def test_a_step_that_raises_is_no_local_step(wrap):
-    model = linear()
+    model = network()
     optimizer = wrap(model)
 
     def closure():
@@ -149,7 +129,7 @@ def test_a_step_that_raises_is_no_local_step(wrap):
 
 @pytest.mark.parametrize("tokens", [-1, 1.5, "many"])
 def test_tokens_are_whole_and_not_negative(wrap, tokens):
-    model = linear()
+    model = network()
     optimizer = wrap(model)
     zero_gradients(model)
     with pytest.raises((ValueError, TypeError)):
@@ -178,17 +158,6 @@ class Scaled(torch.optim.SGD):
         return None
 
 
-def scaled_step(model, optimizer, scaler, overflow=False):
-    optimizer.zero_grad()
-    scaler.scale(loss_of(model)).backward()
-    if overflow:
-        next(model.parameters()).grad[0, 0] = float("inf")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # GradScaler on its older contract
-        scaler.step(optimizer)
-    scaler.update()
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -199,7 +168,7 @@ def scaled_step(model, optimizer, scaler, overflow=False):
     ids=["plain", "fused", "takes the scaler"],
 )
 def test_a_step_that_the_scaler_skips_is_no_local_step(wrap, make):
-    model = linear()
+    model = network()
     inner = make(model.parameters())
     optimizer = wrap(model, inner)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -218,7 +187,7 @@ def test_a_step_that_the_scaler_skips_is_no_local_step(wrap, make):
 
 def test_a_step_of_the_scaler_without_any_gradient_counts_as_the_inner_optimizer_takes_it(wrap):
     """A fused optimizer makes its step; for another one GradScaler stops the loop before it."""
-    model = linear()
+    model = network()
     for fused, steps in ((True, 1), (False, 0)):
         optimizer = wrap(model, torch.optim.AdamW(model.parameters(), fused=fused))
         scaler = torch.amp.GradScaler("cpu")
@@ -231,7 +200,7 @@ def test_a_step_of_the_scaler_without_any_gradient_counts_as_the_inner_optimizer
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_scaler_unscales_for_several_optimizers(wrap, fused):
     """Also for fused ones, which would do it by themselves if they were alone."""
-    model, plain = linear(), linear()
+    model, plain = network(), network()
     parts = [torch.optim.SGD([model.weight], lr=0.1), torch.optim.AdamW([model.bias], lr=0.2, fused=fused)]
     others = [torch.optim.SGD([plain.weight], lr=0.1), torch.optim.AdamW([plain.bias], lr=0.2, fused=fused)]
     optimizer = wrap(model, parts)
@@ -243,7 +212,7 @@ def test_the_scaler_unscales_for_several_optimizers(wrap, fused):
         loss_of(plain).backward()
         for other in others:
             other.step()
-    assert equal(model, plain)
+    assert same(model, plain)
     assert optimizer._learner.local_step == 2
 
 
@@ -251,7 +220,7 @@ def test_the_scaler_unscales_for_several_optimizers(wrap, fused):
 
 
 def test_after_loading_the_wrappers_groups_are_still_the_inner_ones(wrap):
-    model = linear()
+    model = network()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = wrap(model, inner)
     optimizer.load_state_dict(optimizer.state_dict())
@@ -263,17 +232,17 @@ def test_after_loading_the_wrappers_groups_are_still_the_inner_ones(wrap):
 
 
 def test_several_optimizers_are_one(wrap):
-    model, plain = linear(), linear()
+    model, plain = network(), network()
     parts = [torch.optim.SGD([model.weight], lr=0.1, momentum=0.9), torch.optim.AdamW([model.bias], lr=0.2)]
     optimizer = wrap(model, parts)
     others = [torch.optim.SGD([plain.weight], lr=0.1, momentum=0.9), torch.optim.AdamW([plain.bias], lr=0.2)]
     train(model, optimizer, 3)
-    for _ in range(3):
+    for batch in range(3):
         plain.zero_grad()
-        loss_of(plain).backward()
+        loss_of(plain, batch).backward()
         for other in others:
             other.step()
-    assert equal(model, plain)
+    assert same(model, plain)
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2]
     optimizer.param_groups[1]["lr"] = 0.3
     assert parts[1].param_groups[0]["lr"] == 0.3
@@ -300,7 +269,7 @@ def muon_and_adamw(model):
 
 
 def test_muon_beside_adamw_under_a_schedule_saved_and_resumed(wrap, tmp_path):
-    plain = linear()
+    plain = network()
     others = muon_and_adamw(plain)
     schedules = [lr_scheduler.CosineAnnealingLR(other, 10) for other in others]
     for _ in range(6):
@@ -309,7 +278,7 @@ def test_muon_beside_adamw_under_a_schedule_saved_and_resumed(wrap, tmp_path):
         for part in (*others, *schedules):
             part.step()
 
-    model = linear()
+    model = network()
     for resume in (False, True):
         optimizer = wrap(model, muon_and_adamw(model))
         schedule = lr_scheduler.CosineAnnealingLR(optimizer, 10)
@@ -321,12 +290,12 @@ def test_muon_beside_adamw_under_a_schedule_saved_and_resumed(wrap, tmp_path):
             train(model, optimizer)
             schedule.step()
         torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, tmp_path / "saved.pt")
-    assert equal(model, plain)
+    assert same(model, plain)
     assert optimizer.defaults is optimizer._inner[0].defaults
 
 
 def test_what_belongs_to_one_optimizer_cannot_be_replaced_for_several(wrap):
-    model = linear()
+    model = network()
     optimizer = wrap(model, [torch.optim.SGD([model.weight], lr=0.1), torch.optim.SGD([model.bias], lr=0.1)])
     for name, value in (("param_groups", []), ("state", {}), ("defaults", {})):
         with pytest.raises(AttributeError, match=f"{name} of several inner optimizers"):
@@ -334,7 +303,7 @@ def test_what_belongs_to_one_optimizer_cannot_be_replaced_for_several(wrap):
 
 
 def test_a_closure_is_run_once_for_several_optimizers(wrap):
-    model = linear()
+    model = network()
     optimizer = wrap(model, [torch.optim.SGD([model.weight], lr=0.1), torch.optim.SGD([model.bias], lr=0.1)])
     calls = []
 
@@ -353,7 +322,7 @@ def test_a_closure_is_run_once_for_several_optimizers(wrap):
 
 
 def test_parameters_of_the_layout_and_frozen_ones_may_join_before_the_first_step(wrap):
-    model = linear()
+    model = network()
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = wrap(model, inner)
     moved = inner.param_groups[0]["params"].pop()
@@ -365,7 +334,7 @@ def test_parameters_of_the_layout_and_frozen_ones_may_join_before_the_first_step
 
 
 def test_a_new_trainable_parameter_is_refused_before_and_any_after_the_first_step(wrap):
-    model = linear()
+    model = network()
     optimizer = wrap(model)
     with pytest.raises(ValueError, match="before wrapping"):
         optimizer.add_param_group({"params": iter([torch.nn.Parameter(torch.ones(2))])})
@@ -380,7 +349,7 @@ def test_a_new_trainable_parameter_is_refused_before_and_any_after_the_first_ste
 
 def test_disabled_it_is_the_plain_optimizer_and_needs_no_configuration(monkeypatch):
     monkeypatch.setenv("YETO_DISABLE", "1")
-    model, plain = linear(), linear()
+    model, plain = network(), network()
     with YetoOuterOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()) as optimizer:
         train(model, optimizer, 2)
         optimizer.report_budget(2)
@@ -390,4 +359,4 @@ def test_disabled_it_is_the_plain_optimizer_and_needs_no_configuration(monkeypat
         assert optimizer.stats.merges == 0
         assert [t.name for t in optimizer.layout.tensors] == ["weight", "bias"]
     train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), 2)
-    assert equal(model, plain)
+    assert same(model, plain)
