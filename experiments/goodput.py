@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any
 
 from experiments.specs import Trace
-from syncer.plan.fleet import Fleet
+from syncer.plan.simulated_fleet import SimulatedFleet
 from syncer.plan.situation import Settings, Situation
 
 RESTART = 5.0  # steps: to notice, to form the group anew, to load the last state
@@ -52,11 +52,11 @@ def decoupled(trace: Trace) -> dict[str, float]:
     return {"decoupled": merged / unharmed, "of_ideal": merged / ideal, "made": made / ideal}
 
 
-def fleet_of(trace: Trace, up: float | None) -> Fleet:
+def fleet_of(trace: Trace, up: float | None) -> SimulatedFleet:
     """The planned fleet, before its first step; a machine works ``up`` steps on average, None = for ever."""
     mtbf_s = None if up is None else up * STEP_S
     situation = Situation(1_000_000, trace.learners, STEP_S, 1e9, 1e9, mtbf_s=mtbf_s, repair_s=trace.repair * STEP_S)
-    return Fleet(situation, Settings(interval=float(trace.interval)), trace.seed)
+    return SimulatedFleet(situation, Settings(interval=float(trace.interval)), trace.seed)
 
 
 @cache  # every trace is held against the same fleet without failures

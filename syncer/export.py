@@ -4,60 +4,25 @@ Decides: how much of a file's identity is proven. A V3 file names its layout, so
 V1 and V2 do not, so their sizes are compared and the output says that nothing more is known.
 Must not know: sessions, torch.
 
-Source: protocol v4, legacy behaviour of checkpoints; the table of commands.
+Source: v4 §Checkpoints; rulings §7.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from syncer.checkpoint.files import read_checkpoint, read_marker, write_atomically
 from syncer.checkpoint.format import Snapshot
+from syncer.config.arguments import key_values, run_command
 from syncer.config.policy import IsoBackend
 from syncer.final_state import NamedTensor, Shapes, named_shapes, safetensors_parts, split
 from yeto_torch.wire.errors import StateError
 from yeto_torch.wire.layout import Layout
 
 USAGE = "python -m syncer.export checkpoint=PATH [layout=PATH] [output=PATH.safetensors]"
-
-
-def key_values(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, str]:
-    """``key=value`` words as a dict; the value is taken to the letter, so that a path or a digest is never a number.
-
-    Raises ValueError naming the word or key that is wrong and the legal keys.
-    """
-    legal = [*required, *optional]
-    values: dict[str, str] = {}
-    for word in argv:
-        key, equals, value = word.partition("=")
-        if not equals or key not in legal:
-            raise ValueError(f"{word!r} is not one of {', '.join(f'{name}=…' for name in legal)}")
-        if key in values or not value:
-            raise ValueError(f"{key}: given {'twice' if key in values else 'without a value'}")
-        values[key] = value
-    for key in required:
-        if key not in values:
-            raise ValueError(f"{key}: missing, must be given as {key}=…")
-    return values
-
-
-def run_command(command: Callable[[Sequence[str]], None], usage: str, argv: Sequence[str]) -> int:
-    """Run a command-line function: 0, or one line on stderr and 2 for wrong arguments, 1 for everything else known."""
-    if set(argv) & {"-h", "--help"}:
-        print(usage)
-        return 0
-    try:
-        command(argv)
-    except ValueError as error:
-        print(f"{error} (usage: {usage})", file=sys.stderr)
-        return 2
-    except StateError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
 
 
 def export(argv: Sequence[str]) -> None:
@@ -67,21 +32,33 @@ def export(argv: Sequence[str]) -> None:
     for key in ("checkpoint", "layout"):
         if target is not None and key in values and os.path.realpath(target) == os.path.realpath(values[key]):
             raise ValueError(f"output: {target} would overwrite the {key}, name another file")
-    snapshot = read_checkpoint(source)
-    layout = Layout.load(values["layout"]) if "layout" in values else None
-    if layout is not None:
-        check_layout(snapshot, layout, source, values["layout"])
+    snapshot, layout = read_with_layout(source, values.get("layout"))
     if target is None:
         print("\n".join(describe(snapshot, source, layout)))
         return
-    write_atomically(target, safetensors_parts(tensors_of(snapshot, layout), metadata(snapshot, layout)), "output")
-    how = "named by the layout" if layout is not None else "one flat tensor per fragment"
+    how = write_model(target, snapshot, layout, "output")
     print(f"{target}: step {snapshot.step}, {how}")
     if snapshot.fingerprint is None:
         print(unproven(snapshot))
 
 
-def check_layout(snapshot: Snapshot, layout: Layout, source: str, layout_path: str) -> None:
+def read_with_layout(source: str | Path, layout_path: str | Path | None) -> tuple[Snapshot, Layout | None]:
+    """A checkpoint and, if one is named, the layout it fits. Raises StateError."""
+    snapshot = read_checkpoint(source)
+    if layout_path is None:
+        return snapshot, None
+    layout = Layout.load(layout_path)
+    check_layout(snapshot, layout, source, layout_path)
+    return snapshot, layout
+
+
+def write_model(target: str | Path, snapshot: Snapshot, layout: Layout | None, what: str) -> str:
+    """Write the parameters as safetensors to ``target``; returns how its tensors are called. Raises StateError."""
+    write_atomically(target, safetensors_parts(tensors_of(snapshot, layout), metadata(snapshot, layout)), what)
+    return "named by the layout" if layout is not None else "one flat tensor per fragment"
+
+
+def check_layout(snapshot: Snapshot, layout: Layout, source: str | Path, layout_path: str | Path) -> None:
     """Raises StateError unless ``layout`` is, as far as the file can tell, the checkpoint's."""
     if snapshot.fingerprint is not None and snapshot.fingerprint != layout.fingerprint:
         raise StateError(

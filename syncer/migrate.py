@@ -4,7 +4,7 @@ Decides: nothing. Whoever runs it vouches for what the old file does not record:
 contract and, for V1, the iso backend. Each value must be given; one that contradicts the file is refused.
 Must not know: any default for those values.
 
-Source: protocol v4, legacy behaviour of checkpoints; the table of commands.
+Source: v4 §Checkpoints; rulings §7.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from syncer.checkpoint.files import read_checkpoint, write_checkpoint
+from syncer.config.arguments import key_values, run_command
 from syncer.config.policy import IsoBackend
-from syncer.export import key_values, run_command
 from yeto_torch.wire.errors import StateError
 
 USAGE = (

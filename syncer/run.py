@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
 from syncer.actor import Actor, clock
 from syncer.checkpoint import files
-from syncer.checkpoint.format import CheckpointFacts, Snapshot
-from syncer.checkpoint.resume import RefuseResume, at_hello, at_start
+from syncer.checkpoint.format import Snapshot
+from syncer.checkpoint.resume import at_hello, at_start
 from syncer.config.policy import CheckpointPolicy, SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
@@ -29,7 +29,6 @@ from syncer.state import resolve_device
 from syncer.tape import Tape
 from yeto_torch.wire import codec
 from yeto_torch.wire.errors import RunError, StateError
-from yeto_torch.wire.layout import WireLayout
 
 log = logging.getLogger("syncer")
 
@@ -97,16 +96,8 @@ def _coordinator(policy: SyncerPolicy, profile: bytes, snapshot: Snapshot | None
     resumed = None
     if snapshot is not None:
         rows = tuple((e.learner, e.merges, e.steps, e.tokens) for e in snapshot.ledger)
-        resumed = ResumePoint(snapshot.step, rows, _resume_check(snapshot.facts))
+        resumed = ResumePoint(snapshot.step, rows, partial(at_hello, snapshot.facts))
     return Coordinator(policy, profile, resumed)
-
-
-def _resume_check(facts: CheckpointFacts) -> Callable[[WireLayout, bytes, bytes], str | None]:
-    def check(layout: WireLayout, fingerprint: bytes, contract: bytes) -> str | None:
-        decision = at_hello(facts, layout, fingerprint, contract)
-        return decision.reason if isinstance(decision, RefuseResume) else None
-
-    return check
 
 
 def _load(policy: SyncerPolicy) -> Snapshot | None:
@@ -130,9 +121,9 @@ def _load(policy: SyncerPolicy) -> Snapshot | None:
             )
         return None
     snapshot = files.read_checkpoint(checkpoint.path)
-    decision = at_start(snapshot.facts, int(policy.merge.iso_backend), policy.total_steps)
-    if isinstance(decision, RefuseResume):
-        raise StateError(f"checkpoint {checkpoint.path}: {decision.reason}")
+    refusal = at_start(snapshot.facts, int(policy.merge.iso_backend), policy.total_steps)
+    if refusal is not None:
+        raise StateError(f"checkpoint {checkpoint.path}: {refusal}")
     log.info("resuming from %s at step %d", checkpoint.path, snapshot.step)
     return snapshot
 

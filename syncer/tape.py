@@ -8,7 +8,7 @@ A run resumes from a checkpoint that may be older than its last commits, and the
 ``event: start`` line therefore carries the ``step`` it starts from, and merge lines before it of a higher step
 are void.
 
-Source: the rulings on files (event tape).
+Source: v4 §Event tape; rulings §7.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from yeto_torch.wire.errors import LocalError, StateError
+
+Line: TypeAlias = dict[str, Any]  # one JSON object
 
 _LINE_LIMIT_BYTES = 64 * 1024 * 1024  # a longer "line" is another kind of file
 
@@ -38,7 +40,7 @@ class Tape:
         if path is not None:
             self._fd = _open(path)
 
-    def write(self, fields: Mapping[str, Any]) -> None:
+    def write(self, fields: Mapping[str, object]) -> None:
         """Append one line, whole or not at all; ``time`` (unix seconds) is added where ``fields`` has none.
 
         Raises StateError when the disk does not take it, LocalError for values that are not JSON.
@@ -59,7 +61,7 @@ class Tape:
         if written < len(line):
             raise StateError(f"tape {self._path}: cannot be written: the disk took {written} of {len(line)} bytes")
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, **fields: object) -> None:
         """Append a line that is not a merge: ``start``, ``join``, ``retry``, … Raises as ``write``."""
         self.write({"event": name, **fields})
 
@@ -70,7 +72,7 @@ class Tape:
             self._fd = None
 
 
-def read_tape(path: str | Path) -> Iterator[dict[str, Any]]:
+def read_tape(path: str | Path) -> Iterator[Line]:
     """The objects of all whole lines, in order; a tape that is being written to may be read.
 
     Raises StateError naming the file and, where a whole line is not a JSON object, the line.
@@ -83,9 +85,9 @@ def read_tape(path: str | Path) -> Iterator[dict[str, Any]]:
         raise StateError(f"tape {path}: {error.strerror or error}") from error
 
 
-def merges(path: str | Path) -> list[dict[str, Any]]:
+def merges(path: str | Path) -> list[Line]:
     """The merge lines that hold: those no later start has superseded. Raises StateError as ``read_tape``."""
-    kept: list[dict[str, Any]] = []
+    kept: list[Line] = []
     for entry in read_tape(path):
         if "event" not in entry:
             kept.append(entry)
@@ -94,7 +96,7 @@ def merges(path: str | Path) -> list[dict[str, Any]]:
     return kept
 
 
-def _whole_lines(file: BinaryIO, path: str | Path) -> Iterator[tuple[dict[str, Any], int]]:
+def _whole_lines(file: BinaryIO, path: str | Path) -> Iterator[tuple[Line, int]]:
     """Each whole line's object and the offset behind its newline."""
     number = end = 0
     while (line := file.readline(_LINE_LIMIT_BYTES)).endswith(b"\n"):
@@ -108,7 +110,7 @@ def _whole_lines(file: BinaryIO, path: str | Path) -> Iterator[tuple[dict[str, A
         raise StateError(f"tape {path}: not a tape: line {number + 1} has no end within {_LINE_LIMIT_BYTES} bytes")
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _object(line: bytes) -> Line | None:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

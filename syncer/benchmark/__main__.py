@@ -2,7 +2,7 @@
 
 Trains a fleet until every learner has made exactly ``budget_steps`` local steps, closes the run in two syncer processes
 on one endpoint, and says whether it was a valid experiment. This module is the command line and the order of things;
-``bench`` does the work.
+``experiment`` does the work.
 
 Exit codes: 0 = everything holds; 1 = it does not, or could not be conducted; 2 = configuration; 130 = interrupted.
 """
@@ -15,7 +15,7 @@ import os
 import secrets
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from syncer.config.arguments import parse
 from yeto_torch.wire.errors import RunError, StateError, YetoError
@@ -23,7 +23,7 @@ from yeto_torch.wire.errors import RunError, StateError, YetoError
 if TYPE_CHECKING:
     from syncer.benchmark.config import Plan
     from syncer.benchmark.files import Folder
-    from syncer.benchmark.verdict import Check, Evidence
+    from syncer.benchmark.verdict import Arms, Check, Evidence
 
 _DESCRIPTION = """\
 The learner-budget benchmark: every learner makes exactly budget_steps local steps, then one consolidation round per
@@ -58,9 +58,9 @@ def run(plan: Plan) -> int:
     """Conduct the experiment of ``plan``, judge it, export the model, compare; returns the exit code."""
     from syncer.benchmark.experiment import Experiment, InterruptedExperimentError
     from syncer.benchmark.processes import Children
-    from syncer.benchmark.report import comparison, document, holds, table
+    from syncer.benchmark.summary import comparison, document, holds, table
 
-    arms: dict[str, Any] | None = None
+    arms: Arms | None = None
     try:
         _check_packages(plan)
         plan.folder.mkdir(parents=True, exist_ok=True)

@@ -42,17 +42,14 @@ _UNBOUND = "the two processes differ by design, so no learner can bind to a prof
 # --------------------------------------------------------------------------------------------------------- schema
 
 
-def _refused(legal: str) -> Rule:
-    def parse(_: Any) -> Any:
-        raise ValueError
-
-    return Rule(legal, parse)
+def _refused(_: object) -> None:
+    raise ValueError
 
 
 def _expression() -> Rule:
-    def parse(value: Any) -> str:
+    def parse(value: object) -> str:
         try:
-            re.compile(value)
+            re.compile(str(value))
         except re.error as error:
             raise ValueError from error
         return str(value)
@@ -61,7 +58,7 @@ def _expression() -> Rule:
 
 
 @dataclass
-class LearnerConfig:
+class DefaultLearnerConfig:
     """The default learner: a task of the demonstration. With a command of your own all of this is its business."""
 
     task: str = key("digits", rules.word(Literal["digits", "text"]), "what is trained")
@@ -83,8 +80,8 @@ class BenchmarkConfig(SyncerConfig):
     run_dir: str | None = key(None, rules.path("of a new or empty folder"), "null = runs/benchmark-<time>")
     baseline: bool = key(False, rules.flag(), "also train the synchronous arm on equal samples (--baseline)")
     stop_grace_s: float = key(15.0, rules.real(0, 1e9, above=True), "for a child to end once it is asked to")
-    profile: Any = field(default=None, metadata={"rule": Rule(f"null: {_UNBOUND}", _refused("").parse, "must be null")})
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    profile: Any = field(default=None, metadata={"rule": Rule(f"null: {_UNBOUND}", _refused, "must be null")})
+    learner: DefaultLearnerConfig = field(default_factory=DefaultLearnerConfig)
 
 
 BENCHMARK = Keys(BenchmarkConfig, "benchmark")
@@ -114,13 +111,13 @@ class Plan:
     budget_steps: int
     folder: Path
     command: tuple[str, ...] | None
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     baseline: bool
     stop_grace_s: float
     host: str
     port: int
     secrets: Mapping[str, str]
-    syncer: Mapping[str, Any]
+    syncer: Mapping[str, object]
 
 
 def make_plan(config: BenchmarkConfig, command: Sequence[str] | None) -> Plan:
@@ -140,7 +137,7 @@ def make_plan(config: BenchmarkConfig, command: Sequence[str] | None) -> Plan:
         budget_steps=values["budget_steps"],
         folder=folder,
         command=None if command is None else tuple(command),
-        options={name: values[f"learner.{name}"] for name in (f.name for f in fields(LearnerConfig))},
+        options={name: values[f"learner.{name}"] for name in (f.name for f in fields(DefaultLearnerConfig))},
         baseline=values["baseline"],
         stop_grace_s=values["stop_grace_s"],
         host=values["listen.host"],
@@ -159,7 +156,7 @@ def _secrets(values: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _check_decided(values: Mapping[str, Any]) -> None:
+def _check_decided(values: Mapping[str, object]) -> None:
     for name in DECIDED_HERE:
         default = BENCHMARK.rules[name].parse(d) if (d := BENCHMARK.defaults[name]) is not None else None
         if values[name] != default:

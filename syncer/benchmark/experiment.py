@@ -15,7 +15,7 @@ from what it left behind (``verdict``).
 
 A learner's turn to end comes once the consolidation has frozen its final membership.
 
-Source: protocol v4, the learner-budget benchmark.
+Source: v4 §Budget.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from syncer.benchmark.config import ENDLESS, Plan
 from syncer.benchmark.files import Folder
 from syncer.benchmark.processes import Child, Children, Ended, Signalled
-from syncer.benchmark.verdict import Evidence, Process, Saved
+from syncer.benchmark.verdict import Arms, Evidence, Process, Saved
 from yeto_torch.wire.errors import RunError
 
 _LAST_WORD_S = 5.0
@@ -90,7 +89,7 @@ class Experiment:
             tape=self.folder.read_tape(),
         )
 
-    def compare(self) -> dict[str, Any]:
+    def compare(self) -> Arms:
         """Train the synchronous arm of the default learner's task; what it and the fleet came to (``demos.arms``).
 
         Raises RunError when it fails, InterruptedExperimentError.
@@ -105,7 +104,7 @@ class Experiment:
             self._take_event(None)
         if arm.code:
             raise RunError(f"the synchronous arm ended with exit code {arm.code}: {arm.last_line}; log {arm.log}")
-        arms: dict[str, Any] = json.loads(folder.arms.read_text(encoding="utf-8"))
+        arms: Arms = json.loads(folder.arms.read_text(encoding="utf-8"))
         return arms
 
     def last_words(self) -> list[str]:
@@ -207,7 +206,7 @@ class Experiment:
 
     # ------------------------------------------------------------------------------------------ children
 
-    def _start_syncer(self, name: str, keys: Mapping[str, Any]) -> Child:
+    def _start_syncer(self, name: str, keys: Mapping[str, object]) -> Child:
         folder = self.folder
         own = {
             "listen.port": self._port,
@@ -240,23 +239,23 @@ class Experiment:
         self._learners.append(self._children.start(name, argv, env, self.folder.log(name)))
 
 
-def default_learner(options: Mapping[str, Any]) -> tuple[str, ...]:
+def default_learner(options: Mapping[str, object]) -> tuple[str, ...]:
     """The arguments of Python for a learner of the demonstration."""
     layout = {name: options[name] for name in ("fragments", "matrix_merge", "average", "wire_dtype", "streams")}
     words = (f"--{name.replace('_', '-')}={value}" for name, value in layout.items() if value is not None)
     return ("-m", "yeto_torch.demos.learner", *_task(options), *words)
 
 
-def _task(options: Mapping[str, Any]) -> tuple[str, ...]:
+def _task(options: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(f"--{name}={options[name]}" for name in ("task", "split", "seed"))
 
 
-def override(key: str, value: Any) -> str:
+def override(key: str, value: object) -> str:
     """``key=value`` as Hydra's grammar reads it back, whatever the value holds."""
     return f"{key}={_written(value)}"
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     match value:
         case None:
             return "null"

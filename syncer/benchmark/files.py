@@ -6,55 +6,34 @@ a file that cannot be used becomes the sentence why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from syncer.benchmark.verdict import Saved, Stretch, stretches
-from syncer.checkpoint.files import read_checkpoint, read_marker, write_atomically
-from syncer.export import check_layout, metadata, tensors_of
-from syncer.final_state import safetensors_parts
+from syncer.checkpoint.files import read_checkpoint, read_marker
+from syncer.export import read_with_layout, write_model
 from syncer.tape import read_tape
 from yeto_torch.wire.errors import StateError
-from yeto_torch.wire.layout import Layout
 
 
-@dataclass(frozen=True, slots=True)
 class Folder:
-    """The paths of one experiment."""
+    """The paths of one experiment.
 
-    path: Path
+    Attributes:
+        checkpoint: the cut-off checkpoint, then the final one.
+        address: ``host:port`` of the syncer that runs.
+        layout: names and shapes of the parameters, written by learner 0.
+        arms: what the synchronous arm came to.
+    """
 
-    @property
-    def checkpoint(self) -> Path:
-        """The cut-off checkpoint, then the final one."""
-        return self.path / "checkpoint.yeto"
-
-    @property
-    def tape(self) -> Path:
-        return self.path / "tape.jsonl"
-
-    @property
-    def address(self) -> Path:
-        """``host:port`` of the syncer that runs."""
-        return self.path / "syncer.address"
-
-    @property
-    def layout(self) -> Path:
-        """Names and shapes of the parameters, written by learner 0."""
-        return self.path / "layout.json"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def verdict(self) -> Path:
-        return self.path / "verdict.json"
-
-    @property
-    def arms(self) -> Path:
-        """What the synchronous arm came to."""
-        return self.path / "arms.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoint.yeto"
+        self.tape = path / "tape.jsonl"
+        self.address = path / "syncer.address"
+        self.layout = path / "layout.json"
+        self.model = path / "model.safetensors"
+        self.verdict = path / "verdict.json"
+        self.arms = path / "arms.json"
 
     def log(self, name: str) -> Path:
         return self.path / f"{name.replace(' ', '-')}.log"
@@ -98,10 +77,5 @@ class Folder:
 
     def export(self) -> str:
         """The final checkpoint as ``model.safetensors``; how its tensors are called. Raises StateError."""
-        snapshot = read_checkpoint(self.checkpoint)
-        layout = Layout.load(self.layout) if self.layout.exists() else None
-        if layout is not None:
-            check_layout(snapshot, layout, str(self.checkpoint), str(self.layout))
-        parts = safetensors_parts(tensors_of(snapshot, layout), metadata(snapshot, layout))
-        write_atomically(self.model, parts, "model")
-        return "named by the layout" if layout is not None else "one flat tensor per fragment"
+        snapshot, layout = read_with_layout(self.checkpoint, self.layout if self.layout.exists() else None)
+        return write_model(self.model, snapshot, layout, "model")

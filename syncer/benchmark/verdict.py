@@ -11,7 +11,7 @@ Decides what must hold once both processes have ended, and says every deviation 
 
 Must not know files, processes, clocks.
 
-Source: protocol v4, the learner-budget benchmark; rulings on files (event tape, version law).
+Source: v4 §Budget, §Versions and admission, §Event tape; rulings §7.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from yeto_torch.wire.errors import StateError
 from yeto_torch.wire.layout import version_at
 
 Ledger: TypeAlias = dict[int, tuple[int, int, int]]  # learner -> merges, steps, tokens
-Line: TypeAlias = Mapping[str, Any]
+Line: TypeAlias = Mapping[str, Any]  # of the tape
+Arms: TypeAlias = Mapping[str, Mapping[str, float]]  # the fleet's and the synchronous arm's results
 
 _MERGE_KEYS = ("step", "fragment", "quorum")
 _ANSWER_KEYS = ("id", "base_version", "c_steps", "c_tokens", "weight")

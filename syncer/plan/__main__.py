@@ -2,8 +2,8 @@
 
     python -m syncer.plan model=100M learners=4 step=0.5s link=100mbit mtbf=6h
 
-Decides: what people type and how the answer reads. ``planning`` runs the fleet in virtual time, with the real
-coordinator. Nothing is connected, and nothing written but the file of ``json=``.
+Decides: what people type and how the answer reads. The fleet runs in virtual time, with the real coordinator
+(``simulated_fleet``). Nothing is connected, and nothing written but the file of ``json=``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from syncer.export import key_values, run_command
+from syncer.config.arguments import key_values, run_command
 from syncer.plan.advice import Plan, Wishes, plan, shortfalls
 from syncer.plan.situation import Situation, learner_bytes, syncer_bytes
 from yeto_torch.wire.constants import WireDType
@@ -48,15 +48,14 @@ def command(argv: Sequence[str]) -> None:
     found = plan(situation, wishes, seed)
     print(told(situation, found))
     if "json" in values:
-        settings = {**asdict(found.settings), "wire_dtype": found.settings.wire_dtype.name.lower()}
-        memory = {
-            "syncer_bytes": syncer_bytes(situation, found.settings),
-            "learner_bytes": learner_bytes(situation, found.settings),
-        }
+        settings = found.settings
         content = {
-            "settings": settings,
+            "settings": {**asdict(settings), "wire_dtype": settings.wire_dtype.name.lower()},
             "forecast": asdict(found.forecast),
-            "memory": memory,
+            "memory": {
+                "syncer_bytes": syncer_bytes(situation, settings),
+                "learner_bytes": learner_bytes(situation, settings),
+            },
             "reasons": found.reasons,
         }
         try:

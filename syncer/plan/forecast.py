@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from syncer.plan.fleet import Fleet, Tally
+from syncer.plan.simulated_fleet import SimulatedFleet, Tally
 from syncer.plan.situation import Settings, Situation, layout_of
 
 _WARM_UP_CYCLES, _CYCLES = 3, 12  # merges of every fragment, before and while it is measured
@@ -22,6 +22,7 @@ _MOST_ROUNDS = 3_000
 _APART = 10.0  # mean times between failures, in repairs, at which hardly two of them meet
 _PATIENCE = 30.0  # times the expected length, for a network that cannot keep up
 _F32 = 4
+_SCALED = ("rounds_per_s", "interval_steps", "round_s", "merged_share", "goodput", "participation", "staleness")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +76,7 @@ def forecast(situation: Situation, settings: Settings, seed: int = 0) -> Forecas
     calm = _observed(replace(situation, mtbf_s=None), settings, seed)
     dense = _observed(replace(situation, mtbf_s=dense_s), settings, seed)
     share = (dense_s + situation.repair_s) / (mtbf_s + situation.repair_s)
-    scaled = {
-        name: getattr(calm, name) + share * (getattr(dense, name) - getattr(calm, name))
-        for name in (
-            "rounds_per_s",
-            "interval_steps",
-            "round_s",
-            "merged_share",
-            "goodput",
-            "participation",
-            "staleness",
-        )
-    }
+    scaled = {name: getattr(calm, name) + share * (getattr(dense, name) - getattr(calm, name)) for name in _SCALED}
     return replace(calm, failures=dense.failures, relaunches=dense.relaunches, **scaled)
 
 
@@ -96,7 +86,7 @@ def _cycle_s(situation: Situation, settings: Settings) -> float:
 
 
 def _observed(situation: Situation, settings: Settings, seed: int) -> Forecast:
-    fleet = Fleet(situation, settings, seed)
+    fleet = SimulatedFleet(situation, settings, seed)
     fragments, cycle_s = len(fleet.layout), _cycle_s(situation, settings)
     _watch(fleet, _WARM_UP_CYCLES * fragments, _WARM_UP_CYCLES * cycle_s)
     before, started = fleet.tally(), fleet.agenda.now
@@ -106,7 +96,7 @@ def _observed(situation: Situation, settings: Settings, seed: int) -> Forecast:
     return _figures(situation, settings, before, fleet.tally(), fleet.agenda.now - started)
 
 
-def _watch(fleet: Fleet, rounds: int, expected_s: float) -> None:
+def _watch(fleet: SimulatedFleet, rounds: int, expected_s: float) -> None:
     """Let time pass until so many rounds are merged; a fleet that never gets there is watched long enough."""
     pause_s, end = expected_s / 50, fleet.agenda.now + _PATIENCE * expected_s
     while fleet.tally().rounds < rounds and fleet.agenda.now < end:

@@ -1,9 +1,7 @@
 """``python -m syncer.report``: a run's event tape as one page that needs nothing else to be looked at.
 
-Decides: the command line, and that the page appears whole or not at all. What a run was like is ``reporting``'s to say.
+Decides: the command line, and that the page appears whole or not at all. What a run was like is for ``facts`` to say.
 Must not know: rounds, pictures, HTML.
-
-Source: the table of commands.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ It decides which numbers are legal anywhere on a tape. It must not know what a k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from yeto_torch.wire.errors import StateError
 
 Numbers = NDArray[np.float64]
 Whole = NDArray[np.int64]
+Number = TypeVar("Number", np.int64, np.float64)
 
 LARGEST_ID = 2**32 - 1
 _LARGEST_WHOLE = 10**12  # rounds, steps or bytes of one line; neighbours stay apart in a picture
@@ -40,49 +41,50 @@ class At:
         return self._lines[int(self._rows[index])]
 
 
-def whole_number(key: str, value: Any, line: int, most: int = _LARGEST_WHOLE) -> int:
+def whole_number(key: str, value: object, line: int, most: int = _LARGEST_WHOLE) -> int:
     if type(value) is int and 0 <= value <= most:
         return value
     return int(whole_column(key, [value], [line], most)[0])  # which says what is wrong
 
 
-def whole_column(key: str, values: Sequence[Any], lines: Lines, most: int = _LARGEST_WHOLE) -> Whole:
-    if set(map(type, values)) <= {int}:
-        with suppress(OverflowError):
-            column = np.array(values, dtype=np.int64)
-            if not ((column < 0) | (column > most)).any():
-                return column
-
-    def fits(value: Any) -> bool:
-        return type(value) is int and 0 <= value <= most
-
-    raise _misfit(key, values, lines, fits, f"a whole number from 0 to {most}")
+def whole_column(key: str, values: Sequence[object], lines: Lines, most: int = _LARGEST_WHOLE) -> Whole:
+    return _column(key, values, lines, np.int64, {int}, 0, most, f"a whole number from 0 to {most}")
 
 
 def number_column(
-    key: str, values: Sequence[Any], lines: Lines, may_be_null: bool = False, may_be_negative: bool = False
+    key: str, values: Sequence[object], lines: Lines, may_be_null: bool = False, may_be_negative: bool = False
 ) -> Numbers:
     """Null becomes NaN."""
     most = _LARGEST_TIME_S if key == "time" else _LARGEST_NUMBER
     least = -most if may_be_negative else 0.0
-    kinds = {int, float, type(None)} if may_be_null else {int, float}
+    legal = f"a number from {least:g} to {most:g}{' or null' if may_be_null else ''}"
+    kinds: set[type] = {int, float, type(None)} if may_be_null else {int, float}
+    return _column(key, values, lines, np.float64, kinds, least, most, legal)
+
+
+def _column(
+    key: str,
+    values: Sequence[object],
+    lines: Lines,
+    dtype: type[Number],
+    kinds: set[type],
+    least: float,
+    most: float,
+    legal: str,
+) -> NDArray[Number]:
+    """The values as they are if all are of these kinds and within the range, else a sentence about the first misfit."""
     if set(map(type, values)) <= kinds:
         with suppress(OverflowError):
-            column = np.array(values, dtype=float)
-            nulls = values.count(None) if may_be_null else 0
+            column = np.array(values, dtype=dtype)
+            nulls = values.count(None) if type(None) in kinds else 0
             if not ((column < least) | (column > most)).any() and np.isnan(column).sum() == nulls:
                 return column
 
     def fits(value: Any) -> bool:
         return type(value) in kinds and (value is None or least <= value <= most)
 
-    raise _misfit(key, values, lines, fits, f"a number from {least:g} to {most:g}{' or null' if may_be_null else ''}")
-
-
-def _misfit(key: str, values: Sequence[Any], lines: Lines, fits: Callable[[Any], bool], legal: str) -> StateError:
-    """The sentence about the first value that does not fit; there is one."""
     index = next(index for index, value in enumerate(values) if not fits(value))
-    return StateError(f"line {lines[index]}: {key} is {shortened(repr(values[index]), 60)}, must be {legal}")
+    raise StateError(f"line {lines[index]}: {key} is {shortened(repr(values[index]), 60)}, must be {legal}")
 
 
 def shortened(text: str, most: int = _TEXT_CHARACTERS) -> str:

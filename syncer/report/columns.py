@@ -32,7 +32,7 @@ class Event:
     step: int | None
     learner: int | None
     text: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ class _Round:
 
     line: int
     step: int
-    fields: tuple[Any, ...]
-    expected: list[Any]
+    fields: tuple[object, ...]
+    expected: list[object]
     marks: list[bool]  # who of them answered
-    answers: list[tuple[Any, ...]]
-    rejected: dict[str, Any]
+    answers: list[tuple[object, ...]]
+    rejected: dict[str, object]
 
 
-def columns_of(entries: Iterable[Mapping[str, Any]]) -> Columns:
+def columns_of(entries: Iterable[Mapping[str, object]]) -> Columns:
     """The columns of a tape's objects, in their order. Raises StateError naming the line, the key and the value."""
     rounds: list[_Round] = []
     events: list[Event] = []
@@ -137,9 +137,8 @@ def _round(line: int, entry: Mapping[str, Any]) -> _Round:
     except KeyError as error:
         raise StateError(f"line {line}: {error.args[0]} is missing") from error
     except TypeError as error:
-        raise StateError(
-            f"line {line}: not a merge line: {', '.join(_LISTS)} or rejected is of the wrong kind"
-        ) from error
+        told = f"{', '.join(_LISTS)} or rejected is of the wrong kind"
+        raise StateError(f"line {line}: not a merge line: {told}") from error
     return _Round(line, step, fields, expected, marks, answers, rejected)
 
 
@@ -158,21 +157,9 @@ def _columns(rounds: list[_Round], events: list[Event], superseded: int) -> Colu
     who = whole_column("id", answers["id"], at, LARGEST_ID)
     named = np.array([event.learner for event in events if event.learner is not None], dtype=np.int64)
     learners = np.unique(np.concatenate([captured, who, named]))
+    by_name: dict[str, Any] = {**whole, **numbers, **later}
     return Columns(
-        step=whole["step"],
-        fragment=whole["fragment"],
-        attempt=whole["attempt"],
-        quorum=whole["quorum"],
-        time=numbers["time"],
-        ms=numbers["ms"],
-        quorum_ms=numbers["quorum_ms"],
-        grace_ms=numbers["grace_ms"],
-        sync_ms=numbers["sync_ms"],
-        gnorm=numbers["gnorm"],
-        drive=later["drive"],
-        agreement=later["agreement"],
-        lag_cosine=later["lag_cosine"],
-        momentum=later["momentum"],
+        **by_name,
         member_round=members,
         member_learner=np.searchsorted(learners, captured),
         member_answered=np.fromiter(chain.from_iterable(round_.marks for round_ in rounds), dtype=bool),
@@ -195,7 +182,7 @@ def _rejected(rounds: list[_Round]) -> Iterable[tuple[int, str, int]]:
             yield row, shortened(reason), whole_number(f"rejected {shortened(reason, 60)}", count, round_.line)
 
 
-def _event(line: int, entry: Mapping[str, Any]) -> Event:
+def _event(line: int, entry: Mapping[str, object]) -> Event:
     rest = {key: value for key, value in entry.items() if key not in ("event", "time", "step", "id", "generation")}
     step, learner = entry.get("step"), entry.get("id")
     return Event(
@@ -213,6 +200,6 @@ def _rows(sizes: list[int]) -> Whole:
     return np.repeat(np.arange(len(sizes)), np.array(sizes, dtype=np.int64))
 
 
-def _by_key(keys: Sequence[str], rows: list[tuple[Any, ...]]) -> dict[str, Sequence[Any]]:
+def _by_key(keys: Sequence[str], rows: list[tuple[object, ...]]) -> dict[str, Sequence[object]]:
     """The columns of ``rows``, by name."""
     return dict(zip(keys, zip(*rows, strict=True) if rows else [()] * len(keys), strict=True))

@@ -168,17 +168,6 @@ def _learners(columns: Columns, behind: Numbers) -> tuple[LearnerRow, ...]:
     share = contribution / max(contribution.sum(), 1e-300)
     steps, late, nbytes = total(columns.c_steps) / each, total(behind) / each, total(columns.nbytes)
     told = Counter((event.name, event.learner) for event in columns.events)
-    return tuple(
-        LearnerRow(
-            learner,
-            int(captured[i]),
-            int(answered[i]),
-            float(share[i]),
-            float(steps[i]),
-            float(late[i]),
-            float(nbytes[i]),
-            told["join", learner],
-            told["leave", learner],
-        )
-        for i, learner in enumerate(columns.learners)
-    )
+    figures = [figure.tolist() for figure in (captured, answered.astype(int), share, steps, late, nbytes)]
+    came, went = ([told[name, learner] for learner in columns.learners] for name in ("join", "leave"))
+    return tuple(LearnerRow(*row) for row in zip(columns.learners, *figures, came, went, strict=True))

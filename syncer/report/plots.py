@@ -65,11 +65,7 @@ def _strip(axes: Axes, series: Series, place: int, answered: Numbers, missed: Nu
     foot, height = place + 0.8, 0.8
     first, second = foot - height * answered, foot - height * (answered + missed)
     top = np.full_like(answered, place)
-    for low, high, colour in (
-        (np.full_like(answered, foot), first, BLUE),
-        (first, second, ORANGE),
-        (second, top, EMPTY),
-    ):
+    for low, high, colour in ((np.full_like(top, foot), first, BLUE), (first, second, ORANGE), (second, top, EMPTY)):
         if not np.allclose(low, high):
             axes.fill_between(series.step, _stepped(low), _stepped(high), step="post", color=colour, lw=0)
 

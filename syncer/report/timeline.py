@@ -17,16 +17,8 @@ from syncer.report.columns import Event
 from syncer.report.facts import Facts
 from syncer.report.style import BLUE, INK, MUTED, ORANGE, RED, TEAL, legend, picture
 
-_LANES = {
-    "start": INK,
-    "join": TEAL,
-    "leave": ORANGE,
-    "retry": RED,
-    "reject": RED,
-    "cutoff": INK,
-    "final": BLUE,
-    "end": INK,
-}
+_LANES = {"start": INK, "join": TEAL, "leave": ORANGE, "retry": RED, "reject": RED, "cutoff": INK}
+_LANES |= {"final": BLUE, "end": INK}
 _RATES = 120  # of bytes, over the run
 _MARKS = 400  # places on a lane; what is closer together is one mark
 
@@ -76,14 +68,8 @@ def events(facts: Facts) -> str:
         for place, (_, members, colour) in enumerate(rows):
             at = _places(members, began, duration_s) / unit
             axes.plot(at, np.full(len(at), place), "|", color=colour, ms=13, mew=1.8)
-            axes.annotate(
-                f"{len(members)}",
-                (1.01, place),
-                xycoords=("axes fraction", "data"),
-                va="center",
-                color=MUTED,
-                fontsize=9,
-            )
+            edge = (1.01, place)
+            axes.annotate(f"{len(members)}", edge, xycoords=("axes fraction", "data"), va="center", color=MUTED)
         axes.set_yticks(range(len(rows)), [lane for lane, _, _ in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         _clock(axes, duration_s / unit, name)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.benchmark.report import document, holds, table
+from syncer.benchmark.summary import document, holds, table
 from syncer.benchmark.verdict import Evidence, Process, Saved, judge, stretches
 from yeto_torch.wire.errors import StateError
 from yeto_torch.wire.layout import version_at

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from syncer.checkpoint.format import CheckpointFacts
-from syncer.checkpoint.resume import RefuseResume, Resume, at_hello, at_start
+from syncer.checkpoint.resume import at_hello, at_start
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import WireFragment, WireLayout
 
@@ -21,33 +21,29 @@ SWAPPED = WireLayout(tuple(reversed(SINGLE.fragments)))
 LONGER = WireLayout((*SINGLE.fragments, WireFragment(MergeMode.AVG, (1,))))
 
 
-def judged(decision):
-    return decision.reason if isinstance(decision, RefuseResume) else decision
-
-
 @pytest.mark.parametrize("facts", [V3, V3_BARE, V2])
 @pytest.mark.parametrize("total_steps", [6, 7, 1000])
 def test_same_backend_and_a_step_within_the_run_may_start(facts, total_steps):
-    assert at_start(facts, 1, total_steps) == Resume()
+    assert at_start(facts, 1, total_steps) is None
 
 
 @pytest.mark.parametrize("backend", [0, 1])
 def test_v1_is_never_resumed(backend):
-    assert "does not say which iso backend" in judged(at_start(V1, backend, 1000))
+    assert "does not say which iso backend" in at_start(V1, backend, 1000)
 
 
 @pytest.mark.parametrize("facts", [V3, V3_BARE, V2])
 def test_another_backend_is_refused_by_name(facts):
-    assert judged(at_start(facts, 0, 1000)) == (
+    assert at_start(facts, 0, 1000) == (
         "the checkpoint was written with iso backend torch-svd, but merge.iso_backend is scalar"
     )
     scalar = dataclasses.replace(facts, backend=0)
-    assert at_start(scalar, 0, 1000) == Resume()
-    assert "scalar, but merge.iso_backend is torch-svd" in judged(at_start(scalar, 1, 1000))
+    assert at_start(scalar, 0, 1000) is None
+    assert "scalar, but merge.iso_backend is torch-svd" in at_start(scalar, 1, 1000)
 
 
 def test_a_step_beyond_the_run_is_refused():
-    assert judged(at_start(V3, 1, 5)) == "the checkpoint is at step 6, beyond total_steps=5"
+    assert at_start(V3, 1, 5) == "the checkpoint is at step 6, beyond total_steps=5"
 
 
 @pytest.mark.parametrize(
@@ -74,5 +70,5 @@ def test_a_step_beyond_the_run_is_refused():
     ],
 )
 def test_what_only_a_session_decides(facts, layout, fingerprint, contract, reason):
-    answer = judged(at_hello(facts, layout, fingerprint, contract))
-    assert answer == Resume() if reason is None else reason in answer
+    answer = at_hello(facts, layout, fingerprint, contract)
+    assert answer is None if reason is None else reason in answer

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
 from syncer.checkpoint.files import remove_marker, write_checkpoint, write_marker
 from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
-from syncer.checkpoint.resume import RefuseResume, at_hello, at_start
+from syncer.checkpoint.resume import at_hello, at_start
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import ResumePoint
@@ -140,15 +141,10 @@ class Process:
         if snapshot is None:
             return None
         refusal = at_start(snapshot.facts, int(self._policy.merge.iso_backend), self._policy.total_steps)
-        if isinstance(refusal, RefuseResume):
-            raise SafetyError(f"our own checkpoint is refused: {refusal.reason}")
+        if refusal is not None:
+            raise SafetyError(f"our own checkpoint is refused: {refusal}")
         rows = tuple((e.learner, e.merges, e.steps, e.tokens) for e in snapshot.ledger)
-
-        def check(layout: Any, fingerprint: bytes, contract: bytes) -> str | None:
-            decision = at_hello(snapshot.facts, layout, fingerprint, contract)
-            return decision.reason if isinstance(decision, RefuseResume) else None
-
-        return ResumePoint(snapshot.step, rows, check)
+        return ResumePoint(snapshot.step, rows, partial(at_hello, snapshot.facts))
 
     # ------------------------------------------------------------------ the door
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from syncer.checkpoint.files import read_checkpoint, write_checkpoint, write_marker
 from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
-from syncer.export import USAGE, export, run_command
+from syncer.config.arguments import run_command
+from syncer.export import USAGE, export
 from syncer.migrate import USAGE as MIGRATE_USAGE
 from syncer.migrate import migrate
 from tests.support.checkpoint_bytes import CONTRACT, FINGERPRINT, V1, V2, V3, V3_BARE, content, f32, golden_snapshot

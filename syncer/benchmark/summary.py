@@ -5,10 +5,9 @@ Decides only how things are told. Must not know processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from syncer.benchmark.verdict import Check, Evidence, Saved
+from syncer.benchmark.verdict import Arms, Check, Evidence, Saved
 
 
 def holds(checks: Sequence[Check]) -> bool:
@@ -21,22 +20,18 @@ def table(evidence: Evidence, checks: Sequence[Check]) -> list[str]:
     name_width = max(len(check.name) for check in checks)
     found_width = max(len(check.found) for check in checks)
     lines = [f"learner-budget benchmark: {evidence.learners} learners, {evidence.budget_steps} local steps each", ""]
-    lines += [f"  {check.name:<{name_width}}  {check.found:<{found_width}}  {_word(check)}" for check in checks]
+    lines += [
+        f"  {check.name:<{name_width}}  {check.found:<{found_width}}  {'DEVIATES' if check.deviations else 'ok'}"
+        for check in checks
+    ]
     deviations = [deviation for check in checks for deviation in check.deviations]
     if deviations:
         lines += ["", *(f"  - {deviation}" for deviation in deviations)]
-    return [*lines, "", "PASS: a valid experiment" if not deviations else f"FAIL: {_count(deviations)}"]
+    many = "1 deviation" if len(deviations) == 1 else f"{len(deviations)} deviations"
+    return [*lines, "", f"FAIL: {many}" if deviations else "PASS: a valid experiment"]
 
 
-def _word(check: Check) -> str:
-    return "ok" if not check.deviations else "DEVIATES"
-
-
-def _count(deviations: Sequence[str]) -> str:
-    return "1 deviation" if len(deviations) == 1 else f"{len(deviations)} deviations"
-
-
-def document(evidence: Evidence, checks: Sequence[Check], arms: Mapping[str, Any] | None) -> dict[str, Any]:
+def document(evidence: Evidence, checks: Sequence[Check], arms: Arms | None) -> dict[str, object]:
     """What ``verdict.json`` holds."""
     cut, final = evidence.cut, evidence.final
     return {
@@ -60,7 +55,7 @@ def _seconds(evidence: Evidence) -> dict[str, float | None]:
     }
 
 
-def comparison(evidence: Evidence, arms: Mapping[str, Any]) -> list[str]:
+def comparison(evidence: Evidence, arms: Arms) -> list[str]:
     """The fleet beside the synchronous arm: held-out accuracy and loss, and the time for equal samples."""
     seconds, fleet, synchronous = _seconds(evidence), arms["fleet"], arms["synchronous"]
     training, consolidation = seconds["training"] or 0.0, seconds["consolidation"] or 0.0

@@ -31,7 +31,7 @@ class _Slot:
     pull: tuple[int, int] | None = None  # (step, attempt)
 
 
-class Learner:
+class SimulatedLearner:
     """A learner from its start to its end; after a failure another one takes its id.
 
     Args:

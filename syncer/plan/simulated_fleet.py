@@ -9,22 +9,14 @@ import random
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.coordinator import Coordinator
 from syncer.plan.agenda import Agenda
-from syncer.plan.learner import Learner
 from syncer.plan.network import Pipe, Transfer, framed_bytes
-from syncer.plan.situation import (
-    MERGE_ANSWERS,
-    OUTER_ANSWERS,
-    Settings,
-    Situation,
-    layout_of,
-    policy_of,
-)
+from syncer.plan.simulated_learner import SimulatedLearner
+from syncer.plan.situation import MERGE_ANSWERS, OUTER_ANSWERS, Settings, Situation, layout_of, policy_of
 from yeto_torch.wire.constants import HASH_BYTES, WireDType
 from yeto_torch.wire.messages import Hello
 
@@ -54,7 +46,7 @@ class Tally:
     stalled_s: float = 0.0
 
 
-class Fleet:
+class SimulatedFleet:
     """One syncer and its learners in virtual time."""
 
     def __init__(self, situation: Situation, settings: Settings, seed: int = 0) -> None:
@@ -72,7 +64,7 @@ class Fleet:
         self._lines = [
             (Pipe(self.agenda, situation.link), Pipe(self.agenda, situation.link)) for _ in range(situation.learners)
         ]
-        self._learners: dict[ev.Member, Learner] = {}
+        self._learners: dict[ev.Member, SimulatedLearner] = {}
         self._waiting: dict[ev.Member, dict[int, int]] = {}  # broadcasts not begun: fragment -> version
         self._under_way: dict[ev.Member, int] = {}
         self._versions: dict[int, int] = {}
@@ -99,7 +91,7 @@ class Fleet:
         hello = Hello(learner, self._tickets, self._settings.wire_dtype, self.layout, _HASH, _HASH, None, 4)
         member = ev.Member(learner, self._tickets)
         up = (self._lines[learner][0], self._down)
-        self._learners[member] = Learner(
+        self._learners[member] = SimulatedLearner(
             self.agenda, self._situation, self._settings, self.layout, member, up, self._rng.random(), self._post
         )
         self._waiting[member], self._under_way[member] = {}, 0
@@ -189,8 +181,7 @@ class Fleet:
         self._tally.busy_s += seconds
 
     def _record(self, record: fx.Record) -> None:
-        line: dict[str, Any] = dict(record.line)
-        tally = self._tally
+        line, tally = record.line, self._tally
         tally.rounds += 1
         tally.answers += len(line["responders"])
         tally.expected += len(line["expected"])
