@@ -13,7 +13,7 @@ from mkdocs.exceptions import PluginError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INCLUDE = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 FRAGMENT = re.compile(r"^(\s*```\w+) fragment$", re.MULTILINE)  # a word for the tests, not for the reader
 
 
@@ -35,7 +35,7 @@ def relinked(text, source, page):
         words, target, anchor = found[1], found[2], found[3] or ""
         path = normpath(PurePosixPath(source).parent / target)
         path = pages().get(path, path)
-        if path.startswith("docs/") and path.endswith(".md"):
+        if path.startswith("docs/"):
             return f"[{words}]({relpath(path, PurePosixPath(page).parent)}{anchor})"  # mkdocs looks whether it is there
         if not (ROOT / path).exists():
             raise PluginError(f"{source}: a link to {target}, which is not there")
@@ -51,4 +51,4 @@ def pages():
         match = INCLUDE.fullmatch(page.read_text(encoding="utf-8").strip())
         if match:
             found[match[1]] = f"docs/{page.name}"
-    return found | {"README.md": "docs/index.md"}
+    return found
