@@ -5,7 +5,8 @@ to do and in which order comes from ``core/coordinator``. Events carry the time 
 before a deadline may fire, so that a slow merge or checkpoint cannot make a punctual answer late; nor can its own
 decoding, which time does not pass.
 
-Source: protocol v4, the sequential coordinator; rulings on the effects of one commit.
+Source: v4 §Scheduler (one sequential scheduler actor), v4 §Checkpoints (durable before its broadcast is visible),
+v4 §Final cut (checkpoint, final state, fragments, manifest); rulings §6.7, §6.10.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -33,14 +34,14 @@ from syncer.core.ledger import LedgerRow
 from syncer.core.lifecycle import Phase
 from syncer.final_state import write_final_state
 from syncer.merge.gain import outer_momentum
-from syncer.merger import Merged, Merger, MergerEvent, PoolDrained
+from syncer.merger import Merged, Merger, MergerEvent, PoolDrained, merger_for
 from syncer.progress import Progress
 from syncer.server import Server
 from syncer.state import GlobalState
 from syncer.tape import Tape
 from yeto_torch.wire.errors import RunError, StateError
 from yeto_torch.wire.layout import Layout
-from yeto_torch.wire.messages import BcastFragment, FinalFragment, FinalManifest, PullReq, Shutdown
+from yeto_torch.wire.messages import BcastFragment, FinalFragment, FinalManifest, Hello, PullReq, Shutdown
 
 log = logging.getLogger("syncer")
 
@@ -51,13 +52,12 @@ Item = tuple[ev.Event | MergerEvent, float, Callable[[], None] | None]
 clock = time.monotonic
 
 
-@dataclass(slots=True)
-class Session:
-    """What the first HELLO fixed."""
+class Inbox(queue.SimpleQueue[Item]):
+    """What has arrived for the actor, oldest first."""
 
-    identity: Identity
-    state: GlobalState
-    merger: Merger
+    def post(self, event: ev.Event | MergerEvent, now: float, handled: Callable[[], None] | None = None) -> None:
+        """Queue an event that arrived at ``now``; from any thread. ``handled`` is called once it is settled."""
+        self.put((event, now, handled))
 
 
 @dataclass(slots=True)
@@ -71,45 +71,43 @@ class Actor:
     coordinator: Coordinator
     device: torch.device
     tape: Tape
+    server: Server
+    inbox: Inbox
     resumed: Snapshot | None = None
-    inbox: queue.SimpleQueue[Item] = field(default_factory=queue.SimpleQueue)
-    _server: Server | None = None
-    _session: Session | None = None
+    # The session, from the Admit that opens it; the coordinator orders nothing before that needs one of these.
+    identity: Identity = field(init=False)
+    state: GlobalState = field(init=False)
+    merger: Merger = field(init=False)
+    _progress: Progress = field(init=False)
+    _cleanup: ExitStack = field(default_factory=ExitStack)
     _backlog: deque[Item] = field(default_factory=deque)  # taken from the inbox, not handled yet
     _own: deque[ev.Event] = field(default_factory=deque)  # events the effects themselves cause
     _finish: fx.Finish | None = None
     _told: str = ""
-    _progress: Progress | None = None
     _moved: tuple[Phase, int] = (Phase.ASSEMBLING, -1)  # phase and step when something last moved
     _moved_at: float = field(default_factory=clock)
 
-    def post(self, event: ev.Event | MergerEvent, now: float, handled: Callable[[], None] | None = None) -> None:
-        """Queue an event that arrived at ``now``; from any thread. ``handled`` is called once it is settled."""
-        self.inbox.put((event, now, handled))
+    def __post_init__(self) -> None:
+        self._progress = Progress(self.policy, lambda: self.server.bytes_moved)
 
-    def run(self, server: Server) -> fx.Finish:
+    def run(self) -> fx.Finish:
         """Serve until the coordinator says Finish. A failing effect ends the run with its sentence."""
-        self._server = server
-        self._progress = Progress(self.policy, lambda: server.bytes_moved)
         self._show(self.coordinator.waiting_for())
-        try:
-            while self._finish is None:
-                self._turn()
-        except (RunError, StateError) as error:
-            # A full disk can be mended and the run resumed: learners may redial. A run that cannot go on tells them.
-            terminal = isinstance(error, RunError)
-            self._finish = fx.Finish(1, str(error), terminal)
-            self._end_line()
-        finally:
-            self._progress.close()
-            if self._session is not None:
-                self._session.merger.close()
+        with self._cleanup:
+            try:
+                while self._finish is None:
+                    self._turn()
+            except (RunError, StateError) as error:
+                # A full disk can be mended and the run resumed: learners may redial. One that cannot go on tells them.
+                self._finish = fx.Finish(1, str(error), terminal=isinstance(error, RunError))
+                self._write_end(str(error))
+            finally:
+                self._progress.close()
         return self._finish
 
-    def _end_line(self) -> None:
-        assert self._finish is not None
+    def _write_end(self, reason: str) -> None:
         try:
-            self.tape.event("end", step=self.coordinator.committed, code=1, reason=self._finish.text)
+            self.tape.event("end", step=self.coordinator.committed, code=1, reason=reason)
         except StateError as error:
             log.error("%s", error)
 
@@ -137,7 +135,7 @@ class Actor:
     def _on_merger(self, event: MergerEvent) -> None:
         if isinstance(event, PoolDrained):
             self._own.append(ev.Drained())
-        elif (step := self.session.merger.delivered(event)) is not None:
+        elif (step := self.merger.delivered(event)) is not None:
             self._own.append(ev.MergeDone(step))
         self._perform([])
 
@@ -177,7 +175,7 @@ class Actor:
             log.info("waiting for %s", text)
 
     def _show(self, waiting: str) -> None:
-        if self._progress is not None and self._progress.live:
+        if self._progress.live:
             self._progress.standing(self.coordinator.connected, waiting)
 
     def _perform(self, effects: list[fx.Effect]) -> None:
@@ -191,8 +189,10 @@ class Actor:
 
     def _do(self, effect: fx.Effect) -> None:  # noqa: C901 - one flat table of effects reads best in one place
         match effect:
-            case fx.Admit():
-                self._admit(effect)
+            case fx.Admit(ticket, member, hello, opens):
+                if opens:
+                    self._open(hello)
+                self.server.admit(ticket, member, hello)
             case fx.RefuseHello(ticket, text):
                 self.server.refuse(ticket, text)
             case fx.Expel(member, text):
@@ -204,7 +204,7 @@ class Actor:
             case fx.SendPull(member, fragment, step, attempt):
                 self.server.send(member, PullReq(fragment, step, attempt))
             case fx.Merge(step, fragment):
-                if self.session.merger.start(effect, self.state.momentum(fragment)):
+                if self.merger.start(effect, self.state.momentum(fragment)):
                     self._own.append(ev.MergeDone(step))
             case fx.Commit(step, fragment):
                 self._commit(step, fragment)
@@ -217,7 +217,7 @@ class Actor:
             case fx.Broadcast():
                 self._broadcast(effect)
             case fx.Drain():
-                if self.session.merger.drain():
+                if self.merger.drain():
                     self._own.append(ev.Drained())
             case fx.WriteFinal(_, ledger):
                 self._write_final(ledger)
@@ -233,42 +233,26 @@ class Actor:
             case fx.Finish():
                 self._finish = effect
 
-    @property
-    def server(self) -> Server:
-        assert self._server is not None
-        return self._server
-
-    @property
-    def state(self) -> GlobalState:
-        return self.session.state
-
-    @property
-    def session(self) -> Session:
-        assert self._session is not None
-        return self._session
-
-    def _admit(self, effect: fx.Admit) -> None:
-        if self._session is None:
-            state = GlobalState(effect.hello.layout, self.device)
-            if self.resumed is not None:
-                for index, record in enumerate(self.resumed.fragments):
-                    state.restore(index, record.version, _floats(record.params), _floats(record.momentum))
-                state.step = self.resumed.step
-                self.resumed = None  # the state owns the tensors now
-            merger = Merger(self.policy, effect.hello.layout, lambda event: self.post(event, clock()))
-            self._session = Session(Identity.of(effect.hello), state, merger)
-        self.server.admit(effect.ticket, effect.member, effect.hello)
+    def _open(self, hello: Hello) -> None:
+        self.identity, self.state = Identity.of(hello), GlobalState(hello.layout, self.device)
+        if self.resumed is not None:
+            for index, record in enumerate(self.resumed.fragments):
+                self.state.restore(index, record.version, _floats(record.params), _floats(record.momentum))
+            self.state.step = self.resumed.step
+            self.resumed = None  # the state owns the tensors now
+        self.merger = merger_for(self.policy, hello.layout, lambda event: self.inbox.post(event, clock()))
+        self._cleanup.callback(self.merger.close)
 
     def _commit(self, step: int, fragment: int) -> None:
         started = clock()
-        merged = self.session.merger.take(step)
+        merged = self.merger.take(step)
         outer, lr = self.policy.outer, self.policy.outer.lr_at(step)
         merged.momentum = outer_momentum(outer.guard, merged.alignment, lr, outer.momentum)
         self.state.commit(step, fragment, merged.gradient, lr, merged.momentum, merged.norm)
         merged.seconds += clock() - started
 
     def _record(self, effect: fx.Record) -> None:
-        merged = self.session.merger.take(effect.step)
+        merged = self.merger.take(effect.step)
         timings = {
             "gnorm": merged.norm,
             **self._driven(effect.step, effect.line["fragment"], merged),
@@ -278,8 +262,7 @@ class Actor:
         }
         line = {**effect.line, **timings}
         self.tape.write(line)
-        if self._progress is not None:
-            self._progress.committed(line, self.coordinator.connected)
+        self._progress.committed(line, self.coordinator.connected)
 
     def _driven(self, step: int, fragment: int, merged: Merged) -> dict[str, float | None]:
         """How hard this commit drove its fragment, for the tape and for the coordinator to judge."""
@@ -294,16 +277,16 @@ class Actor:
 
     def _broadcast(self, effect: fx.Broadcast) -> None:
         started = clock()
-        data = self.state.broadcast_bytes(effect.fragment, self.session.identity.dtype)
+        data = self.state.broadcast_bytes(effect.fragment, self.identity.dtype)
         message = BcastFragment(effect.fragment, effect.version, data)
         for member in effect.members:
             self.server.send(member, message)
-        merged = self.session.merger.forget(effect.version)
+        merged = self.merger.forget(effect.version)
         if merged is not None:
             self._own.append(ev.RoundSynced(effect.version, merged.seconds + clock() - started))
 
     def _snapshot(self, ledger: tuple[LedgerRow, ...]) -> Snapshot:
-        identity, fragments = self.session.identity, []
+        identity, fragments = self.identity, []
         for index, version in enumerate(self.state.versions):
             params, momentum = self.state.host(index)
             fragments.append(FragmentRecord(version, _bytes(params), _bytes(momentum)))
@@ -312,14 +295,14 @@ class Actor:
         return Snapshot(3, backend, identity.fingerprint, identity.contract, self.state.step, fragments, rows)
 
     def _save_checkpoint(self, ledger: tuple[LedgerRow, ...]) -> None:
-        if self.policy.checkpoint.path is not None and self._session is not None:
-            self._session.merger.check()
+        if self.policy.checkpoint.path is not None:
+            self.merger.check()
             write_checkpoint(self.policy.checkpoint.path, self._snapshot(ledger))
 
     def _write_final(self, ledger: tuple[LedgerRow, ...]) -> None:
-        self.session.merger.check()
+        self.merger.check()
         self._save_checkpoint(ledger)
-        final, identity = self.policy.final, self.session.identity
+        final, identity = self.policy.final, self.identity
         if final.state_path is not None:
             params = [self.state.host(f)[0] for f in range(len(identity.layout))]
             names = self._names()
@@ -335,7 +318,7 @@ class Actor:
         except StateError as error:
             log.warning("final.state_path gets numbered tensors: %s", error)
             return None
-        if names.fingerprint != self.session.identity.fingerprint:
+        if names.fingerprint != self.identity.fingerprint:
             log.warning("final.state_path gets numbered tensors: layout file %s describes another model", path)
             return None
         return names

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -23,12 +24,12 @@ from syncer.config.policy import IsoBackend, SyncerPolicy
 from syncer.core import effects as fx
 from syncer.merge.correction import correction_of
 from syncer.merge.gain import Alignment, Answers, answers_of
-from syncer.merge.iso import flatten_spectrum
+from syncer.merge.iso import Spectrum, flatten_spectrum
 from syncer.merge.merge import merge_and_measure, total_norm
 from syncer.svd.pool import Delivered, Poisoned, PoolEvent, SvdPool
 from yeto_torch.wire.constants import MergeMode
-from yeto_torch.wire.errors import StateError
-from yeto_torch.wire.layout import WireFragment, WireLayout
+from yeto_torch.wire.errors import LocalError, StateError
+from yeto_torch.wire.layout import WireLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,49 +65,90 @@ class Merged:
 
 
 class Merger:
-    """All merges of one session.
+    """All merges of one session, each done when ``start`` returns.
 
     Args:
-        policy: backend, correction and the pool's limits.
-        layout: the session's; children are started only if it has an iso fragment.
-        post: passes pool events to the actor; called from the pool's threads.
+        policy: backend and correction.
+        layout: the session's.
     """
 
-    def __init__(self, policy: SyncerPolicy, layout: WireLayout, post: Callable[[MergerEvent], None]) -> None:
-        self._policy, self._layout, self._post = policy, layout, post
+    def __init__(self, policy: SyncerPolicy, layout: WireLayout) -> None:
+        self._policy, self._layout = policy, layout
         self._merged: dict[int, Merged] = {}
-        self._jobs: dict[int, tuple[Merged, torch.Tensor]] = {}  # job -> its round, and where its matrix belongs
-        self._numbers = itertools.count(1)
-        self._pool: SvdPool | None = None
-        iso = any(fragment.mode is MergeMode.ISO for fragment in layout.fragments)
-        if iso and policy.merge.iso_backend is IsoBackend.TORCH_SVD:
-            self._pool = SvdPool(policy.svd, post)
-            self._pool.start()
 
     def start(self, effect: fx.Merge, momentum: torch.Tensor) -> bool:
         """Begin the merge of one round; True when it is done already. Raises RunError, and StateError on poison."""
+        self._merge(effect, momentum, partial(flatten_spectrum, scale=self._policy.merge.iso_scale)).finish()
+        return True
+
+    def _merge(self, effect: fx.Merge, momentum: torch.Tensor, spectrum: Spectrum) -> Merged:
         started_at = time.monotonic()
-        fragment = self._layout.fragments[effect.fragment]
-        pooled = self._pool is not None and fragment.mode is MergeMode.ISO
         gradients = [cast(torch.Tensor, response.gradient) for response in effect.responses]
         answers = answers_of(gradients, effect.weights, momentum)
         gradient, norm = merge_and_measure(
-            fragment,
+            self._layout.fragments[effect.fragment],
             gradients,
             effect.weights,
             momentum,
             correction=correction_of(self._policy.merge.delta_correction, self._policy.outer.momentum),
-            spectrum=_unchanged if pooled else partial(flatten_spectrum, scale=self._policy.merge.iso_scale),
+            spectrum=spectrum,
         )
         merged = self._merged[effect.step] = Merged(effect.step, gradient, answers, started_at, norm=norm)
-        if pooled:
-            self._submit(fragment, merged)
-            return False
-        merged.finish()
-        return True
+        return merged
+
+    def take(self, step: int) -> Merged:
+        """The finished merge of a round, to be committed."""
+        return self._merged[step]
+
+    def forget(self, step: int) -> Merged | None:
+        """A round is committed, or was cancelled: its gradient goes."""
+        return self._merged.pop(step, None)
 
     def delivered(self, event: MergerEvent) -> int | None:
         """The pool has spoken; the step whose merge that completed. Raises StateError when the pool is poisoned."""
+        raise LocalError(f"{event} without a pool")
+
+    def drain(self) -> bool:
+        """Let the pool finish what it has admitted; True when nothing is to be awaited, else PoolDrained follows."""
+        return True
+
+    def check(self) -> None:
+        """Raises StateError when the pool is poisoned: no checkpoint may be published then."""
+
+    def close(self) -> None:
+        """Kill the children."""
+
+
+class PooledMerger(Merger):
+    """Iso fragments go through the pool's children, which are started at once.
+
+    Args:
+        post: passes pool events to the actor; called from the pool's threads.
+    """
+
+    def __init__(self, policy: SyncerPolicy, layout: WireLayout, post: Callable[[MergerEvent], None]) -> None:
+        super().__init__(policy, layout)
+        self._post = post
+        self._jobs: dict[int, tuple[Merged, torch.Tensor]] = {}  # job -> its round, and where its matrix belongs
+        self._numbers = itertools.count(1)
+        self._pool = SvdPool(policy.svd, post)
+        self._pool.start()
+
+    def start(self, effect: fx.Merge, momentum: torch.Tensor) -> bool:
+        fragment = self._layout.fragments[effect.fragment]
+        if fragment.mode is not MergeMode.ISO:
+            return super().start(effect, momentum)
+        merged, end = self._merge(effect, momentum, _unchanged), 0
+        for numel, dims in zip(fragment.numels, fragment.dims, strict=True):
+            place = merged.gradient[end : end + numel].view(dims)
+            end += numel
+            job = next(self._numbers)
+            self._jobs[job] = (merged, place)
+            merged.pending += 1
+            self._pool.submit(job, place, self._policy.merge.iso_scale)
+        return False
+
+    def delivered(self, event: MergerEvent) -> int | None:
         match event:
             case Poisoned(reason):
                 raise StateError(reason)
@@ -120,53 +162,29 @@ class Merger:
                     return merged.step
         return None
 
-    def take(self, step: int) -> Merged:
-        """The finished merge of a round, to be committed."""
-        return self._merged[step]
-
-    def forget(self, step: int) -> Merged | None:
-        """A round is committed, or was cancelled: its gradient goes."""
-        return self._merged.pop(step, None)
-
     def drain(self) -> bool:
-        """Let the pool finish what it has admitted; True when nothing is to be awaited, else PoolDrained follows."""
-        if self._pool is None:
-            return True
-        Thread(target=self._drain, args=(self._pool,), name="svd-drain", daemon=True).start()
+        Thread(target=self._drain, name="svd-drain", daemon=True).start()
         return False
 
+    def _drain(self) -> None:
+        with suppress(StateError):  # Poisoned was reported already
+            self._pool.drain()
+            self._post(PoolDrained())
+
     def check(self) -> None:
-        """Raises StateError when the pool is poisoned: no checkpoint may be published then."""
-        poison = self._pool.poison if self._pool is not None else None
-        if poison is not None:
+        if (poison := self._pool.poison) is not None:
             raise StateError(poison)
 
-    def waiting_for(self) -> str:
-        """What the pool is busy with, or nothing."""
-        return self._pool.waiting_for() if self._pool is not None else ""
-
     def close(self) -> None:
-        """Kill the children."""
-        if self._pool is not None:
-            self._pool.close()
+        self._pool.close()
 
-    def _submit(self, fragment: WireFragment, merged: Merged) -> None:
-        assert self._pool is not None
-        end = 0
-        for numel, dims in zip(fragment.numels, fragment.dims, strict=True):
-            place = merged.gradient[end : end + numel].view(dims)
-            end += numel
-            job = next(self._numbers)
-            self._jobs[job] = (merged, place)
-            merged.pending += 1
-            self._pool.submit(job, place, self._policy.merge.iso_scale)
 
-    def _drain(self, pool: SvdPool) -> None:
-        try:
-            pool.drain()
-        except StateError:
-            return  # Poisoned was reported already
-        self._post(PoolDrained())
+def merger_for(policy: SyncerPolicy, layout: WireLayout, post: Callable[[MergerEvent], None]) -> Merger:
+    """The session's merger; children are started only if it has an iso fragment and they are to flatten it."""
+    iso = any(fragment.mode is MergeMode.ISO for fragment in layout.fragments)
+    if iso and policy.merge.iso_backend is IsoBackend.TORCH_SVD:
+        return PooledMerger(policy, layout, post)
+    return Merger(policy, layout)
 
 
 def _unchanged(matrix: torch.Tensor) -> torch.Tensor:

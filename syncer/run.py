@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 
-from syncer.actor import Actor, clock
+import torch
+
+from syncer.actor import Actor, Inbox, clock
 from syncer.checkpoint import files
 from syncer.checkpoint.format import Snapshot
 from syncer.checkpoint.resume import at_hello, at_start
@@ -51,7 +53,7 @@ def run(policy: SyncerPolicy, profile: bytes) -> int:
         log.error("%s", error)
         return 1
     try:
-        finish = _serve(policy, profile, Actor(policy, _coordinator(policy, profile, snapshot), device, tape, snapshot))
+        finish = _serve(policy, profile, device, tape, snapshot)
     except (RunError, StateError) as error:
         finish = fx.Finish(1, str(error))
     finally:
@@ -61,20 +63,23 @@ def run(policy: SyncerPolicy, profile: bytes) -> int:
     return finish.code
 
 
-def _serve(policy: SyncerPolicy, profile: bytes, actor: Actor) -> fx.Finish:
+def _serve(
+    policy: SyncerPolicy, profile: bytes, device: torch.device, tape: Tape, snapshot: Snapshot | None
+) -> fx.Finish:
     codec.keep_spare(policy.schedule.pipeline * (policy.learners + 1))  # the answers, and what they are merged into
-    server = Server(policy, actor.device, actor.post)
+    inbox = Inbox()
+    server = Server(policy, device, inbox.post)
     address = server.listen()
     try:
-        _install_signals(actor)
-        step = actor.coordinator.committed
+        _install_signals(inbox)
+        step = snapshot.step if snapshot is not None else 0
         if policy.checkpoint.mark_final and policy.checkpoint.path is not None and step < policy.total_steps:
             files.remove_marker(policy.checkpoint.path)
-        actor.tape.event("start", step=step, total_steps=policy.total_steps, profile=profile.hex())
+        tape.event("start", step=step, total_steps=policy.total_steps, profile=profile.hex())
         if policy.listen.address_file is not None:
             _announce(policy.listen.address_file, address)
         log.info("syncer listening on %s", address)
-        finish = actor.run(server)
+        finish = Actor(policy, _coordinator(policy, profile, snapshot), device, tape, server, inbox, snapshot).run()
     except BaseException:
         server.close()
         raise
@@ -128,7 +133,7 @@ def _load(policy: SyncerPolicy) -> Snapshot | None:
     return snapshot
 
 
-def _install_signals(actor: Actor) -> None:
+def _install_signals(inbox: Inbox) -> None:
     """The first SIGINT or SIGTERM ends the run cleanly, a second one at once.
 
     A thread of their own hears them: the system may deliver a signal to any thread, and the main one, asleep at its
@@ -147,7 +152,7 @@ def _install_signals(actor: Actor) -> None:
 
     def listen() -> None:
         hear()
-        actor.post(ev.Interrupted(), clock())
+        inbox.post(ev.Interrupted(), clock())
         hear()
         os._exit(_INTERRUPTED)
 

@@ -1,5 +1,7 @@
 """The exact-SVD pool's decisions: who may be admitted, who computes what, when it is too late, and what ends it.
 
+* pure
+
 Decides capacity, order, deadlines, drain and poison. It must not know matrices, processes, pipes, threads or clocks.
 
     state     what happens next

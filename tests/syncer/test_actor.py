@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from syncer import reception
-from syncer.actor import Actor
+from syncer.actor import Actor, Inbox
 from syncer.core.coordinator import Coordinator
 from syncer.core.events import BeatArrived, Member
 from syncer.server import Server
@@ -25,14 +25,19 @@ LAYOUT = Layout((Fragment(MergeMode.AVG, (Tensor("a", (4,)),)),))
 GRACE_S = 0.2
 
 
+def actor_of(policy, coordinator, folder):
+    inbox, cpu = Inbox(), torch.device("cpu")
+    return Actor(policy, coordinator, cpu, Tape(folder / "tape"), Server(policy, cpu, inbox.post), inbox)
+
+
 @pytest.fixture
 def fleet(tmp_path):
     """(actor, server, two learners, tape): one answer is a quorum, the other is waited for for ``GRACE_S``."""
     policy = syncer_policy(2, quorum=1, quorum_timeout_s=60, grace_ms=int(1000 * GRACE_S), pipeline=1)
-    actor = Actor(policy, Coordinator(policy, PROFILE), torch.device("cpu"), Tape(tmp_path / "tape"))
-    server = Server(policy, torch.device("cpu"), actor.post)
+    actor = actor_of(policy, Coordinator(policy, PROFILE), tmp_path)
+    server = actor.server
     address = server.listen()
-    threading.Thread(target=actor.run, args=(server,), daemon=True).start()
+    threading.Thread(target=actor.run, daemon=True).start()
     peers = [Peer(address, i, LAYOUT) for i in range(2)]
     peers[0].init(random_values(LAYOUT, 1))
     yield actor, server, peers, tmp_path / "tape"
@@ -115,10 +120,9 @@ def test_a_flood_of_events_holds_up_no_deadline(tmp_path):
             return super().on_time(now)
 
     policy = syncer_policy(1)
-    actor = Actor(policy, Diary(policy, PROFILE), torch.device("cpu"), Tape(tmp_path / "tape"))
-    actor._server = Server(policy, torch.device("cpu"), actor.post)
+    actor = actor_of(policy, Diary(policy, PROFILE), tmp_path)
     for number in range(1000):
-        actor.post(BeatArrived(Member(0, 1), 1 + number), float(number))
+        actor.inbox.post(BeatArrived(Member(0, 1), 1 + number), float(number))
     for _ in range(3):
         actor._turn()
     kinds = [kind for kind, _ in told]

@@ -12,7 +12,7 @@ from syncer.config.policy import IsoBackend
 from syncer.core import effects as fx
 from syncer.core.events import Member
 from syncer.merge.iso import flatten_spectrum
-from syncer.merger import Merger, MergerEvent, PoolDrained
+from syncer.merger import MergerEvent, PoolDrained, merger_for
 from tests.support.coordinator_desk import answer, syncer_policy
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import StateError
@@ -27,7 +27,7 @@ class Work:
 
     def __init__(self, backend: IsoBackend) -> None:
         self.events: queue.SimpleQueue[MergerEvent] = queue.SimpleQueue()
-        self.merger = Merger(syncer_policy(1, iso_backend=backend), LAYOUT, self.events.put)
+        self.merger = merger_for(syncer_policy(1, iso_backend=backend), LAYOUT, self.events.put)
 
     def start(self, step: int, fragment: int, *gradients: torch.Tensor) -> bool:
         answers = tuple(answer(Member(i, 1), step, gradient=gradient) for i, gradient in enumerate(gradients))
