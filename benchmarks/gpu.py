@@ -55,7 +55,7 @@ def _transfers(numel: int) -> Iterator[Figure]:
 
     def one_round() -> None:
         gradients = [decode_gradient(answer, numel, WireDType.F32, device) for answer in answers]
-        merged = merge_fragment(fragment, gradients, [1.0] * MEMBERS, state.momentum(0), correction=True)
+        merged = merge_fragment(fragment, gradients, [1.0] * MEMBERS, state.momentum(0), correction=True)[0]
         state.commit(state.step + 1, 0, merged, 0.7, 0.5)
         state.broadcast_bytes(0, WireDType.F32)
 

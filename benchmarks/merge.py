@@ -14,7 +14,7 @@ import torch
 from benchmarks.harness import Figure, Size, Target, alternate, both, ratios, seconds
 from benchmarks.model import millions
 from benchmarks.stage import Launch, launch
-from syncer.merge import merge_and_measure, nesterov_step
+from syncer.merge import merge_fragment, nesterov_step
 from syncer.merge.nesterov import Bounds
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import WireFragment
@@ -49,7 +49,7 @@ class Round:
     def step(self, mode: str, correction: bool) -> None:
         """What the syncer does for a round: merge, the tape's norm, the outer step."""
         fragment = WireFragment(MergeMode[mode.upper()], self.numels)
-        merged, norm = merge_and_measure(fragment, self.gradients, self.weights, self.momentum, correction=correction)
+        merged, norm = merge_fragment(fragment, self.gradients, self.weights, self.momentum, correction=correction)
         nesterov_step(self.params, self.momentum, merged, 0.7, 0.5, self.bounds, norm)
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from experiments.codecs import decode_answer
 from experiments.configs import Fleet
-from syncer.config.policy import IsoScale
-from syncer.merge import correction_of, flatten_spectrum, merge_fragment
-from syncer.merge.gain import answers_of, outer_momentum
+from syncer.merge import merge_fragment
+from syncer.merge.gain import answers_of
+from syncer.merge_words import correction_of, spectrum_of
+from syncer.merger import outer_momentum
 from yeto_torch.fragments import build_layout
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import Layout, WireFragment
@@ -35,15 +35,14 @@ def outer_gradient(
     fleet: Fleet, fragment: WireFragment, gradients: Sequence[Tensor], weights: Sequence[float], momentum: Tensor
 ) -> Tensor:
     """The merged signed outer gradient [numel] f32 of one round; arguments as of ``merge_fragment``."""
-    scale = IsoScale.NORM if fleet.merge == "iso-norm" else IsoScale.MEAN
-    spectrum = partial(flatten_spectrum, scale=scale)
+    spectrum = spectrum_of("norm" if fleet.merge == "iso-norm" else "mean")
     arguments, correction = (
         (gradients, weights, momentum),
         correction_of(fleet.correction, fleet.outer(fragment.mode)[1]),
     )
-    merged = merge_fragment(fragment, *arguments, correction=correction, spectrum=spectrum)
+    merged = merge_fragment(fragment, *arguments, correction=correction, spectrum=spectrum)[0]
     if fleet.merge == "avg-norm":
-        radial = merge_fragment(replace(fragment, mode=MergeMode.RDA), *arguments, correction=correction)
+        radial = merge_fragment(replace(fragment, mode=MergeMode.RDA), *arguments, correction=correction)[0]
         for part, model in zip(merged.split(fragment.numels), radial.split(fragment.numels), strict=True):
             length = part.double().norm()
             if length > 0:

@@ -24,7 +24,7 @@ import torch
 
 from syncer.checkpoint.files import write_checkpoint, write_marker
 from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
-from syncer.config.policy import SyncerPolicy
+from syncer.config.policy import DRIVE_LIMIT, SyncerPolicy
 from syncer.core import effects as fx
 from syncer.core import events as ev
 from syncer.core.admission import Identity
@@ -33,8 +33,7 @@ from syncer.core.drive import Driven
 from syncer.core.ledger import LedgerRow
 from syncer.core.lifecycle import Phase
 from syncer.final_state import write_final_state
-from syncer.merge.gain import outer_momentum
-from syncer.merger import Merged, Merger, MergerEvent, PoolDrained, merger_for
+from syncer.merger import Merged, Merger, MergerEvent, PoolDrained, merger_for, outer_momentum
 from syncer.progress import Progress
 from syncer.server import Server
 from syncer.state import GlobalState
@@ -269,8 +268,9 @@ class Actor:
         mu, lr, found = merged.momentum, self.policy.outer.lr_at(step), merged.alignment
         if found is None:
             return {"gain": None, "drive": None, "agreement": None, "lag_cosine": None, "momentum": mu}
-        gain, drive, enough = found.gain(lr, mu), found.drive(lr, mu), found.capped(lr, self.policy.outer.momentum)
+        gain, drive = found.gain(lr, mu), found.drive(lr, mu)
         if drive is not None:
+            enough = found.capped(lr, self.policy.outer.momentum, DRIVE_LIMIT)
             driven = Driven(drive, gain, found.agreement, found.lag or 0.0, enough)
             self._own.append(ev.StepMeasured(fragment, driven, lr, mu))
         return {"gain": gain, "drive": drive, "agreement": found.agreement, "lag_cosine": found.lag, "momentum": mu}

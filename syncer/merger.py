@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from threading import Thread
 from typing import cast
 
 import torch
 
-from syncer.config.policy import IsoBackend, SyncerPolicy
+from syncer.config.policy import DRIVE_LIMIT, IsoBackend, SyncerPolicy
 from syncer.core import effects as fx
-from syncer.merge.correction import correction_of
+from syncer.merge.blocks import norm
 from syncer.merge.gain import Alignment, Answers, answers_of
-from syncer.merge.iso import Spectrum, flatten_spectrum
-from syncer.merge.merge import merge_and_measure, total_norm
+from syncer.merge.iso import Spectrum
+from syncer.merge.merge import merge_fragment
+from syncer.merge_words import correction_of, spectrum_of
 from syncer.svd.pool import Delivered, Poisoned, PoolEvent, SvdPool
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import LocalError, StateError
@@ -78,14 +78,14 @@ class Merger:
 
     def start(self, effect: fx.Merge, momentum: torch.Tensor) -> bool:
         """Begin the merge of one round; True when it is done already. Raises RunError, and StateError on poison."""
-        self._merge(effect, momentum, partial(flatten_spectrum, scale=self._policy.merge.iso_scale)).finish()
+        self._merge(effect, momentum, spectrum_of(self._policy.merge.iso_scale.name.lower())).finish()
         return True
 
     def _merge(self, effect: fx.Merge, momentum: torch.Tensor, spectrum: Spectrum) -> Merged:
         started_at = time.monotonic()
         gradients = [cast(torch.Tensor, response.gradient) for response in effect.responses]
         answers = answers_of(gradients, effect.weights, momentum)
-        gradient, norm = merge_and_measure(
+        gradient, length = merge_fragment(
             self._layout.fragments[effect.fragment],
             gradients,
             effect.weights,
@@ -93,7 +93,7 @@ class Merger:
             correction=correction_of(self._policy.merge.delta_correction, self._policy.outer.momentum),
             spectrum=spectrum,
         )
-        merged = self._merged[effect.step] = Merged(effect.step, gradient, answers, started_at, norm=norm)
+        merged = self._merged[effect.step] = Merged(effect.step, gradient, answers, started_at, norm=length)
         return merged
 
     def take(self, step: int) -> Merged:
@@ -157,7 +157,7 @@ class PooledMerger(Merger):
                 place.copy_(matrix)
                 merged.pending -= 1
                 if merged.pending == 0:
-                    merged.norm = total_norm(merged.gradient)
+                    merged.norm = norm(merged.gradient)
                     merged.finish()
                     return merged.step
         return None
@@ -185,6 +185,11 @@ def merger_for(policy: SyncerPolicy, layout: WireLayout, post: Callable[[MergerE
     if iso and policy.merge.iso_backend is IsoBackend.TORCH_SVD:
         return PooledMerger(policy, layout, post)
     return Merger(policy, layout)
+
+
+def outer_momentum(guard: str, found: Alignment | None, lr: float, mu: float) -> float:
+    """The momentum coefficient of a commit under ``outer.guard``: ``mu`` itself unless it says ``cap``."""
+    return found.capped(lr, mu, DRIVE_LIMIT) if guard == "cap" and found is not None else mu
 
 
 def _unchanged(matrix: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,8 @@ import torch
 from syncer.config.policy import SyncerPolicy
 from syncer.core import events as ev
 from syncer.core.events import Member
+from syncer.merge.blocks import norm
 from syncer.merge.intake import decode_gradient
-from syncer.merge.merge import total_norm
 from syncer.merge.weights import learner_weight
 from yeto_torch.wire import codec
 from yeto_torch.wire.errors import PeerError
@@ -163,7 +163,7 @@ class Reception:
             learner_weight(push.c_tokens, push.c_steps),
             len(push.data),
             gradient,
-            total_norm(gradient) if self._wants_norms else 0.0,
+            norm(gradient) if self._wants_norms else 0.0,
         )
 
     def _check_id(self, learner_id: int, name: str) -> None:

@@ -1,4 +1,4 @@
-"""How hard an outer step drives the model: its gain along the learners' progress, and the limit of ``outer.guard=cap``.
+"""How hard an outer step drives the model: its gain along the learners' progress, and the momentum within a limit.
 
 With D the weighted mean of a round's answers (signed outer gradients as decoded, before any correction), g the merged
 gradient and b the momentum before the step, the parameters move by -lr (g + mu (mu b + g)). How far that goes along
@@ -6,8 +6,8 @@ the learners' mean progress -D, in units of that progress, needs no parameters:
 
     gain       = lr ((1 + mu) <g, D> + mu^2 <b, D>) / <D, D>
     drive      = lr ((1 + mu) + mu^2 <b, D> / <g, D>), the gain over that of g itself: what rda or iso make of a mean's
-                 length is the merge mode's, this is the outer step's
-    agreement  = |D| / (mean of the answers' lengths): 1 where all point one way, 1 / sqrt(M) where nothing is shared
+                 norm is the merge mode's, this is the outer step's
+    agreement  = |D| / (mean of the answers' norms): 1 where all point one way, 1 / sqrt(M) where nothing is shared
     lag        = cosine of D and b: does this round go on where the rounds before it went? Below 0 the learners are on
                  their way back: the steps before went too far
 
@@ -15,16 +15,16 @@ Under plain averaging gain and drive are the same, and 1 with lr 1 and no moment
 learners are. Under a steady direction it is lr / (1 - mu), where each round is orthogonal to all before it lr (1 + mu),
 and where they alternate lr (1 + 2 mu) / (1 + mu).
 
-The band of the drive ends at ``DRIVE_LIMIT``. It has no lower end: a small drive is slow and not harmful. The cap is
-the largest mu' <= mu that keeps within it, the root of a parabola; rounded down to 12 bits, so that the last bit of a
-sum decides nothing. A learning rate above the limit is too large by itself, and mu' = 0. Where the merged gradient does
-not go along the learners' mean there is no drive and no cap. All of it follows from the round and the momentum: a
-resumed run caps as the first one did.
+A drive has an upper limit only: a small one is slow and not harmful. The cap is the largest mu' <= mu that keeps within
+it, the root of a parabola; rounded down to 12 bits, so that the last bit of a sum decides nothing. A learning rate
+above the limit is too large by itself, and mu' = 0. Where the merged gradient does not go along the learners' mean
+there is no drive and no cap. All of it follows from the round and the momentum: a resumed run caps as the first one
+did.
 
-Estimated on a fixed subset, 64 blocks spread evenly over the fragment: 1/256 of it, but at least 2^12 and at most 2^14
-values; to a few per cent. Sums are f64.
+Estimated on a fixed sample, 64 stretches spread evenly over the fragment: 1/256 of it, but at least 2^12 and at most
+2^14 values; to a few per cent. Sums are f64.
 
-Source: the key ``outer.guard``.
+Source: v4 §Outer step; the gain and the cap are ours
 """
 
 from __future__ import annotations
@@ -38,12 +38,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from syncer.config.policy import DRIVE_LIMIT
-from syncer.merge import pieces
-from syncer.merge.weights import total_weight
+from syncer.merge.blocks import ordered_sum
 
-BLOCKS = 64
-SHORTEST_BLOCK, LONGEST_BLOCK = 64, 256  # values
+STRETCHES = 64
+SHORTEST, LONGEST = 64, 256  # values of a stretch
 _MOMENTUM_STEPS = 4096
 _LEAST_ALONG = 1e-6  # a merged gradient across the mean has no drive; iso's shortest are longer
 
@@ -72,16 +70,16 @@ class Alignment:
         """The gain over that of the merged gradient itself; None where that goes nowhere along the mean, or back."""
         return self.gain(lr, mu) / self.along if self.along > _LEAST_ALONG else None
 
-    def capped(self, lr: float, mu: float, limit: float = DRIVE_LIMIT) -> float:
+    def capped(self, lr: float, mu: float, limit: float) -> float:
         """The momentum coefficient, ``mu`` itself or less, with which the drive stays within ``limit``, or 0."""
         drive = self.drive(lr, mu)
         if drive is None or not drive > limit:
             return mu
-        room = limit / lr - 1.0  # what is left for mu' + mu'^2 carried / along
-        if room <= 0:
+        left = limit / lr - 1.0  # for mu' + mu'^2 carried / along
+        if left <= 0:
             return 0.0
-        root = math.sqrt(max(0.0, 1.0 + 4.0 * room * self.carried / self.along))
-        most = 2.0 * room / (1.0 + root)  # this form loses no digits, whatever the sign of ``carried``
+        root = math.sqrt(max(0.0, 1.0 + 4.0 * left * self.carried / self.along))
+        most = 2.0 * left / (1.0 + root)  # this form loses no digits, whatever the sign of ``carried``
         return min(mu, math.floor(most * _MOMENTUM_STEPS) / _MOMENTUM_STEPS)
 
 
@@ -109,44 +107,29 @@ def answers_of(gradients: Sequence[Tensor], weights: Sequence[float], momentum: 
         weights: one f64 per member.
         momentum: [n] f32, the fragment's momentum before the step; not modified.
     """
-    whole = total_weight(weights)
-    if not whole > 0:
+    total = ordered_sum(weights)
+    if not total > 0:
         return None
     *answers, before = sampled([*gradients, momentum])
-    shares = [weight / whole for weight in weights]
+    shares = [weight / total for weight in weights]
     mean = np.zeros_like(before)
     for share, answer in zip(shares, answers, strict=True):
         mean += share * answer
     square, carried, momentum_square = (float(a @ b) for a, b in ((mean, mean), (before, mean), (before, before)))
     if not square > 0:
         return None
-    length = pieces.total(
-        [share * math.sqrt(float(answer @ answer)) for share, answer in zip(shares, answers, strict=True)]
-    )
+    norms = [share * math.sqrt(float(answer @ answer)) for share, answer in zip(shares, answers, strict=True)]
     lag = carried / math.sqrt(square * momentum_square) if momentum_square > 0 else None
-    return Answers(mean, square, carried / square, math.sqrt(square) / length, lag)
+    return Answers(mean, square, carried / square, math.sqrt(square) / ordered_sum(norms), lag)
 
 
 def sampled(tensors: Sequence[Tensor]) -> NDArray[np.float64]:
-    """What is looked at of flat f32 tensors of one length, in order: [tensors, k] f64, on the CPU."""
+    """What is looked at of flat f32 or bf16 tensors of one length, in order: [tensors, k] f64, on the CPU."""
     numel = tensors[0].numel()
-    every = numel // BLOCKS
-    length = min(max(every // 256, SHORTEST_BLOCK), LONGEST_BLOCK)
-    if every <= length:  # a small fragment is one block
-        blocks, every, length = 1, numel, numel
-    else:
-        blocks = BLOCKS
-    if tensors[0].device.type != "cpu":
-        parts = [tensor[: blocks * every].view(blocks, every)[:, :length] for tensor in tensors]
-        whole = torch.stack(parts).cpu().numpy()  # one trip
-        return whole.astype(np.float64).reshape(len(tensors), -1)
-    out = np.empty((len(tensors), blocks, length))
-    for row, tensor in zip(out, tensors, strict=True):
-        part = pieces.as_array(tensor)[: blocks * every].reshape(blocks, every)[:, :length]
-        row[:] = part if part.dtype == np.float32 else np.left_shift(part, 16, dtype=np.int32).view(np.float32)
-    return out.reshape(len(tensors), -1)
-
-
-def outer_momentum(guard: str, found: Alignment | None, lr: float, mu: float) -> float:
-    """The momentum coefficient of a commit under ``outer.guard``: ``mu`` itself unless it says ``cap``."""
-    return found.capped(lr, mu) if guard == "cap" and found is not None else mu
+    count, every = STRETCHES, numel // STRETCHES
+    size = min(max(every // 256, SHORTEST), LONGEST)
+    if every <= size:  # a small fragment is one stretch
+        count, every, size = 1, numel, numel
+    parts = [tensor[: count * every].view(count, every)[:, :size].float() for tensor in tensors]
+    found: NDArray[np.float32] = torch.stack(parts).cpu().numpy()  # one trip
+    return found.astype(np.float64).reshape(len(tensors), -1)

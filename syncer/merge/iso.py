@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch documents it, its type information does not
 
-from syncer.config.policy import IsoScale
-from syncer.merge import pieces
 from syncer.merge.average import average
-from syncer.merge.pieces import Values
+from syncer.merge.blocks import norm
+from syncer.merge.members import Members
 from yeto_torch.wire.errors import RunError
 
 Spectrum: TypeAlias = Callable[[Tensor], Tensor]
@@ -28,11 +27,11 @@ Spectrum: TypeAlias = Callable[[Tensor], Tensor]
 RANK_TOLERANCE = 1e-10  # a singular value this small against the largest is a zero
 
 
-def flatten_spectrum(matrix: Tensor, dtype: torch.dtype = torch.float64, scale: IsoScale = IsoScale.MEAN) -> Tensor:
+def flatten_spectrum(matrix: Tensor, dtype: torch.dtype = torch.float64, *, keeps_norm: bool = False) -> Tensor:
     """``U S V' -> s U V'`` by a thin SVD in ``dtype``; in f64 it is the scalar backend as it stands.
 
-    ``s`` is the mean over all min(rows, cols) singular values, or what keeps the Frobenius norm. Values that are zero
-    stay zero: a matrix of low rank keeps its rank. A matrix of zeros is returned unchanged.
+    ``s`` is the mean over all min(rows, cols) singular values, or, with ``keeps_norm``, what keeps the Frobenius norm.
+    Values that are zero stay zero: a matrix of low rank keeps its rank. A matrix of zeros is returned unchanged.
 
     Args:
         matrix: [rows, cols] f32, finite; not modified.
@@ -51,13 +50,13 @@ def flatten_spectrum(matrix: Tensor, dtype: torch.dtype = torch.float64, scale: 
         raise RunError(f"the SVD of a {matrix.shape[0]} x {matrix.shape[1]} gradient did not converge") from error
     kept = values > RANK_TOLERANCE * values[0]
     exact = values.double()
-    level = exact.mean() if scale is IsoScale.MEAN else exact.square().sum().div(kept.sum()).sqrt()
+    level = exact.square().sum().div(kept.sum()).sqrt() if keeps_norm else exact.mean()
     result: Tensor = (left * torch.where(kept, level, 0.0).to(dtype)) @ right
     return result.to(torch.float32)
 
 
 def isotropic_average(
-    gradients: Sequence[Values],
+    members: Members,
     weights: Sequence[float],
     dims: tuple[int, int],
     out: Tensor,
@@ -66,7 +65,7 @@ def isotropic_average(
     """``out = spectrum(average)`` of a matrix tensor.
 
     Args:
-        gradients: one [rows * cols] f32 per member, row-major.
+        members: what they sent, [rows * cols] each, row-major.
         weights: one f64 per member, their sum positive.
         dims: (rows, cols).
         out: [rows * cols] f32 on the same device, overwritten.
@@ -74,6 +73,6 @@ def isotropic_average(
     Returns:
         The norm of ``out``, in f64.
     """
-    average(gradients, weights, out)
+    average(members, weights, out)
     out.copy_(spectrum(out.view(dims)).reshape(-1))
-    return pieces.norm(out)
+    return norm(out)

@@ -1,7 +1,7 @@
 """The merge's loops over elements, compiled, where they could be built; else ``compiled`` is None.
 
-Numpy does the same work then, in more trips over memory. f32 results have the same bits; sums in f64 are taken in
-another order, and may differ in their last ones.
+Torch does the same work then, in more trips over memory, as it does on a GPU. f32 results have the same bits; sums in
+f64 are taken in another order, and may differ in their last ones.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Parameters stop at 2^100, the largest magnitude that may travel: what lawful but absurd answers make of a model must
 still be a broadcast that every learner takes. No other run ever comes near it.
 
-Every product and every sum is rounded by itself (see ``pieces``): the bits are then the same on every processor, and
+Every product and every sum is rounded by itself (see ``blocks``): the bits are then the same on every processor, and
 those of ``torch.optim.SGD(nesterov=True)`` wherever that does not fuse them.
 
 Source: v4 §Outer step; rulings §4
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from syncer.merge import kernels, pieces
-from syncer.merge.pieces import Piece
+from syncer.merge import kernels
+from syncer.merge.blocks import F32_MAX, blocks, largest, product
 from yeto_torch.wire import codec
 from yeto_torch.wire.constants import MAX_MAGNITUDE
 from yeto_torch.wire.errors import LocalError, RunError
@@ -41,7 +41,7 @@ class Bounds:
     momentum: float = math.inf
 
     def measure(self, params: Tensor, momentum: Tensor) -> None:
-        self.params, self.momentum = pieces.largest(params), pieces.largest(momentum)
+        self.params, self.momentum = largest(params), largest(momentum)
 
     def step(self, peak: float, lr: float, mu: float) -> tuple[Bounds, float]:
         """Those behind a step along a gradient that reaches ``peak``, and the largest magnitude on the way there."""
@@ -51,7 +51,6 @@ class Bounds:
         return behind, max(buffer, peak + abs(mu) * buffer, update) + self.params
 
 
-@pieces.unheeded
 def nesterov_step(
     params: Tensor,
     momentum: Tensor,
@@ -78,17 +77,17 @@ def nesterov_step(
     """
     if not (params.shape == momentum.shape == gradient.shape and params.dim() == 1):
         raise LocalError("outer step: parameters, momentum and gradient are not flat tensors of one length")
-    peak = pieces.largest(gradient) if norm is None else norm * _ROUNDING
+    peak = largest(gradient) if norm is None else norm * _ROUNDING
     if not math.isfinite(peak):
         raise RunError("the merged outer gradient is not finite")
     bounds = Bounds() if bounds is None else bounds
     behind, most = bounds.step(peak, lr, mu)
     if not most < MAX_MAGNITUDE:
         bounds.measure(params, momentum)
-        behind, most = bounds.step(pieces.largest(gradient), lr, mu)
+        behind, most = bounds.step(largest(gradient), lr, mu)
     if not most < _SAFE and not _stays_finite(params, momentum, gradient, lr, mu):
         raise RunError("the outer step would make parameters or momentum non-finite")
-    is_plain = most < MAX_MAGNITUDE and max(abs(lr), abs(mu)) <= pieces.F32_MAX
+    is_plain = most < MAX_MAGNITUDE and max(abs(lr), abs(mu)) <= F32_MAX
     if kernels.compiled is not None and params.device.type == "cpu" and is_plain:
         target = None if copy is None else copy.view(torch.uint8).numpy()
         kernels.compiled.nesterov_step(params.numpy(), momentum.numpy(), gradient.numpy(), lr, mu, target)
@@ -100,28 +99,24 @@ def nesterov_step(
 
 
 def _advance_all(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float, is_clipped: bool) -> None:
-    room = pieces.scratch(params)
-    for p, m, d in pieces.pieces(params, momentum, gradient):
-        _advance(p, m, d, lr, mu, room[: len(d)])
+    for p, m, d in blocks(params, momentum, gradient):
+        _advance(p, m, d, lr, mu)
         if is_clipped:
-            pieces.operations(p).clip(p, -MAX_MAGNITUDE, MAX_MAGNITUDE, out=p)
+            p.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)
 
 
 def _stays_finite(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> bool:
-    """The step rehearsed on copies, piece by piece."""
-    p_copy, m_copy, room = pieces.scratch(params), pieces.scratch(params), pieces.scratch(params)
-    for p, m, d in pieces.pieces(params, momentum, gradient):
-        p_next, m_next = p_copy[: len(d)], m_copy[: len(d)]
-        p_next[:], m_next[:] = p, m
-        _advance(p_next, m_next, d, lr, mu, room[: len(d)])
+    """The step rehearsed on copies, block by block."""
+    for p, m, d in blocks(params, momentum, gradient):
+        behind = p.clone()
+        _advance(behind, m.clone(), d, lr, mu)
         # momentum that overflowed has taken the parameter with it
-        if not bool(pieces.operations(p_next).isfinite(p_next).all()):
+        if not bool(behind.isfinite().all()):
             return False
     return True
 
 
-def _advance(params: Piece, momentum: Piece, gradient: Piece, lr: float, mu: float, room: Piece) -> None:
-    operations = pieces.operations(params)
-    operations.add(pieces.product(momentum, mu, momentum), gradient, out=momentum)
-    operations.add(pieces.product(momentum, mu, room), gradient, out=room)
-    operations.subtract(params, pieces.product(room, lr, room), out=params)
+def _advance(params: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> None:
+    product(momentum, mu, momentum).add_(gradient)
+    update = product(momentum, mu).add_(gradient)
+    params.sub_(product(update, lr, update))

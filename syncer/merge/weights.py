@@ -5,16 +5,7 @@ Source: v4 §Merging; rulings §4
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from syncer.merge import pieces
-
 
 def learner_weight(c_tokens: int, c_steps: int) -> float:
     """``c_tokens^2 / c_steps`` in f64: tokens seen times tokens per step. 0 for a learner that made no step."""
     return float(c_tokens) ** 2 / c_steps if c_steps else 0.0
-
-
-def total_weight(weights: Sequence[float]) -> float:
-    """The sum of the members' weights in their order, in f64."""
-    return pieces.total(weights)

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 
+from syncer.config.policy import IsoScale
 from syncer.svd import framing
 from yeto_torch.wire.errors import RunError, StateError
 
@@ -55,7 +56,8 @@ def _serve(source: int, sink: int, device: str) -> None:
         host = torch.empty(request.rows, request.cols, dtype=torch.float32)
         try:
             framing.receive(source, host.numpy().data.cast("B"))
-            result = flatten_spectrum(host.to(device), torch.float32, request.scale).cpu().contiguous()
+            keeps_norm = request.scale is IsoScale.NORM
+            result = flatten_spectrum(host.to(device), torch.float32, keeps_norm=keeps_norm).cpu().contiguous()
         except EOFError:
             return  # the parent died in the middle of a matrix
         except (RunError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts

@@ -9,11 +9,13 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from syncer.merge import correction_of, flatten_spectrum, learner_weight, merge_fragment, pieces, total_norm
+from syncer.merge import blocks, flatten_spectrum, learner_weight, merge_fragment
 from syncer.merge.average import average
-from syncer.merge.correction import Corrected, correct
+from syncer.merge.correction import Corrected
 from syncer.merge.iso import isotropic_average
+from syncer.merge.members import Uncorrected
 from syncer.merge.rda import radial_directional_average
+from syncer.merge_words import correction_of
 from tests.support import merge_oracle as oracle
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import LocalError, RunError
@@ -33,11 +35,15 @@ def hex_bits(values):
     return " ".join(f"{bits & 0xFFFFFFFF:08x}" for bits in values.view(torch.int32).flatten().tolist())
 
 
-def made(merge, *arguments):
+def made(merge, gradients, *arguments):
     """What ``merge`` writes into its last argument; it returns the norm of that, before the last rounding to f32."""
-    length = merge(*arguments)
-    assert length == pytest.approx(total_norm(arguments[-1]), rel=2.0**-22)
+    length = merge(Uncorrected(gradients), *arguments)
+    assert length == pytest.approx(blocks.norm(arguments[-1]), rel=2.0**-22)
     return arguments[-1]
+
+
+def correct(gradient, momentum, share=1.0):
+    return Corrected([gradient], momentum, torch.empty_like(gradient), share).fetch(0)[0]
 
 
 def from_bits(text):
@@ -121,8 +127,8 @@ def check_against_oracle(case, correction):
     if fragment.mode is MergeMode.RDA and sum(weights) > 0:
         assume(directions_do_not_cancel(case, correction))
     kept = [x.clone() for x in (momentum, *gradients)]
-    got = merge_fragment(fragment, gradients, weights, momentum, correction=correction)
-    again = merge_fragment(fragment, gradients, weights, momentum, correction=correction)
+    got = merge_fragment(fragment, gradients, weights, momentum, correction=correction)[0]
+    again = merge_fragment(fragment, gradients, weights, momentum, correction=correction)[0]
     arrays = [g.numpy() for g in gradients]
     want = oracle.merge(
         fragment.mode.name.lower(),
@@ -176,7 +182,7 @@ def test_iso_equals_the_oracle(case, correction):
         values = np.linalg.svd(mean[end : end + rows * cols].reshape(rows, cols), compute_uv=False)
         assume(values[-1] > 1e-2 * values[0] or values[0] == 0)  # f32 input: a small value is mostly its rounding error
         end += rows * cols
-    got = merge_fragment(fragment, gradients, weights, momentum, correction=correction)
+    got = merge_fragment(fragment, gradients, weights, momentum, correction=correction)[0]
     want = oracle.merge("iso", fragment.numels, fragment.dims, gradients, weights, momentum, correction=correction)
     assert oracle.close(got, want, 5e-4)  # the polar factor moves by up to error / smallest singular value
 
@@ -188,9 +194,9 @@ def test_pieces_change_no_more_than_the_last_digit_of_a_norm(mode, lean, monkeyp
     momentum = torch.randn(1000, generator=rng)
     gradients = [torch.randn(1000, generator=rng) + lean * momentum for _ in range(3)]
     fragment = WireFragment(mode, (1, 600, 399))
-    whole = merge_fragment(fragment, gradients, [1.0, 2.0, 3.0], momentum, correction=True)
-    monkeypatch.setattr(pieces, "CPU_PIECE", 97)
-    assert oracle.close(merge_fragment(fragment, gradients, [1.0, 2.0, 3.0], momentum, correction=True), whole)
+    whole = merge_fragment(fragment, gradients, [1.0, 2.0, 3.0], momentum, correction=True)[0]
+    monkeypatch.setattr(blocks, "CPU_BLOCK", 97)
+    assert oracle.close(merge_fragment(fragment, gradients, [1.0, 2.0, 3.0], momentum, correction=True)[0], whole)
 
 
 # ---------------------------------------------------------------- weights
@@ -205,7 +211,7 @@ def test_weight_is_exact_to_f64(tokens, steps):
 @pytest.mark.parametrize("correction", [True, False])
 def test_no_weight_at_all_merges_to_zero(mode, correction):
     fragment = WireFragment(mode, (6,), ((2, 3),) if mode is MergeMode.ISO else ())
-    merged = merge_fragment(fragment, [torch.ones(6)] * 2, [0.0, 0.0], torch.ones(6), correction=correction)
+    merged = merge_fragment(fragment, [torch.ones(6)] * 2, [0.0, 0.0], torch.ones(6), correction=correction)[0]
     assert torch.equal(merged, torch.zeros(6))
 
 
@@ -214,8 +220,8 @@ def test_a_learner_without_tokens_changes_nothing(mode):
     fragment = WireFragment(mode, (6,), ((2, 3),) if mode is MergeMode.ISO else ())
     trainer, idle = torch.tensor([1.0, -2.0, 3.0, 0.5, 0.25, -1.0]), torch.full((6,), 7.0)
     momentum = torch.zeros(6)
-    alone = merge_fragment(fragment, [trainer], [5.0], momentum, correction=False)
-    both = merge_fragment(fragment, [trainer, idle], [5.0, learner_weight(0, 1)], momentum, correction=False)
+    alone = merge_fragment(fragment, [trainer], [5.0], momentum, correction=False)[0]
+    both = merge_fragment(fragment, [trainer, idle], [5.0, learner_weight(0, 1)], momentum, correction=False)[0]
     assert torch.equal(alone, both)
 
 
@@ -234,10 +240,10 @@ def test_the_order_of_members_matters_only_to_rounding(case, random):
     random.shuffle(order)
     for mode in (MergeMode.AVG, MergeMode.RDA):
         part = WireFragment(mode, fragment.numels)
-        straight = merge_fragment(part, gradients, weights, momentum, correction=False)
+        straight = merge_fragment(part, gradients, weights, momentum, correction=False)[0]
         shuffled = merge_fragment(
             part, [gradients[i] for i in order], [weights[i] for i in order], momentum, correction=False
-        )
+        )[0]
         largest = max(float(g.abs().max()) for g in gradients)
         assert float((straight - shuffled).abs().max()) <= 2e-6 * largest
 
@@ -258,7 +264,7 @@ def test_a_single_member_is_taken_as_it_is():
 )
 def test_sizes_that_do_not_match_are_our_own_mistake(gradients, weights, momentum):
     with pytest.raises(LocalError, match="merge:"):
-        merge_fragment(WireFragment(MergeMode.AVG, (4,)), gradients, weights, momentum, correction=True)
+        merge_fragment(WireFragment(MergeMode.AVG, (4,)), gradients, weights, momentum, correction=True)[0]
 
 
 # ---------------------------------------------------------------- rda
@@ -268,7 +274,7 @@ def test_rda_keeps_the_length_that_a_mean_loses():
     east, north = flat([3.0, 0.0]), flat([0.0, 1.0])
     out = made(radial_directional_average, [east, north], [1.0, 1.0], torch.empty(2))
     assert oracle.close(out, [math.sqrt(2), math.sqrt(2)])  # length 2, the mean of 3 and 1, in the middle direction
-    assert total_norm(out) == pytest.approx(2.0, rel=1e-6)
+    assert blocks.norm(out) == pytest.approx(2.0, rel=1e-6)
 
 
 def test_a_member_of_length_zero_counts_in_the_radius():
@@ -306,12 +312,12 @@ def test_giants_that_nearly_cancel_stay_finite():
     for weights in ([1.0, 1.0], [1.0, 1.0 + 1e-9]):
         out = made(radial_directional_average, [left, right], weights, torch.empty(2))
         assert bool(torch.isfinite(out).all())
-        assert total_norm(out) == pytest.approx(giant, rel=1e-5)
+        assert blocks.norm(out) == pytest.approx(giant, rel=1e-5)
 
 
 def test_a_factor_beyond_f32_is_applied_in_two_exact_steps():
     values, out = flat([1e-38, -2e-38]), torch.empty(2)
-    pieces.product(values, 1e39, out)
+    blocks.product(values, 1e39, out)
     assert oracle.close(out, values.double().numpy() * 1e39)
 
 
@@ -351,7 +357,7 @@ def test_iso_is_row_major_and_takes_any_backend():
 
     fragment = WireFragment(MergeMode.ISO, (6, 2), ((2, 3), (2, 1)))
     gradient = torch.arange(8, dtype=torch.float32)
-    merged = merge_fragment(fragment, [gradient], [1.0], torch.zeros(8), correction=False, spectrum=backend)
+    merged = merge_fragment(fragment, [gradient], [1.0], torch.zeros(8), correction=False, spectrum=backend)[0]
     assert seen == [
         ((2, 3), torch.float32, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
         ((2, 1), torch.float32, [6.0, 7.0]),
@@ -387,7 +393,7 @@ def test_just_below_the_threshold_it_is_turned_at_unchanged_length():
     gradient, momentum = flat([0.99999, 2.0, 2.0, 4.0]), flat([3.0, 0.0, 0.0, 0.0])
     out = correct(gradient, momentum)
     assert oracle.close(out, oracle.heloco(gradient, momentum))
-    assert total_norm(out) == pytest.approx(total_norm(gradient), rel=1e-6)
+    assert blocks.norm(out) == pytest.approx(blocks.norm(gradient), rel=1e-6)
     assert out[0] > 1.3 * gradient[0]
 
 
@@ -438,9 +444,9 @@ def test_correction_equals_the_oracle(seed, cosine, log_size, share):
 
 
 @pytest.mark.parametrize("lean", [-1.0, 0.05])
-@pytest.mark.parametrize("piece", [3, pieces.CPU_PIECE])
-def test_correction_in_pieces(lean, piece, monkeypatch):
-    monkeypatch.setattr(pieces, "CPU_PIECE", piece)
+@pytest.mark.parametrize("block", [3, blocks.CPU_BLOCK])
+def test_correction_in_pieces(lean, block, monkeypatch):
+    monkeypatch.setattr(blocks, "CPU_BLOCK", block)
     rng = torch.Generator().manual_seed(3)
     momentum = torch.randn(50, generator=rng)
     gradient = torch.randn(50, generator=rng)
@@ -472,7 +478,7 @@ def test_the_word_heloco_is_true_to_the_bit_and_none_is_false(mode):
     gradients = [torch.randn(12, generator=rng) - momentum, torch.randn(12, generator=rng)]
 
     def merged(correction):
-        return merge_fragment(fragment, gradients, [1.0, 2.0], momentum, correction=correction)
+        return merge_fragment(fragment, gradients, [1.0, 2.0], momentum, correction=correction)[0]
 
     assert torch.equal(merged(True), merged(correction_of("heloco", 0.9)))
     assert torch.equal(merged(False), merged(correction_of("none", 0.9)))
@@ -486,14 +492,11 @@ def test_a_giant_against_a_faint_momentum_stays_finite():
 
 
 def test_only_one_corrected_copy_exists():
-    momentum, room = flat([1.0, 0.0]), torch.empty(2)
+    momentum, scratch = flat([1.0, 0.0]), torch.empty(2)
     members = [flat([-2.0, 0.5]), flat([1.0, 0.0]), flat([-1.0, 3.0])]
-    corrected = Corrected(members, momentum, room)
-    assert len(corrected) == 3
-    assert [corrected[i] is room for i in range(3)] == [True, False, True]
-    assert corrected[1] is members[1]
-    with pytest.raises(TypeError, match="one at a time"):
-        corrected[:2]
+    corrected = Corrected(members, momentum, scratch)
+    assert [corrected.fetch(i)[0] is scratch for i in range(3)] == [True, False, True]
+    assert corrected.fetch(1)[0] is members[1]
 
 
 # ---------------------------------------------------------------- norms
@@ -502,15 +505,15 @@ def test_only_one_corrected_copy_exists():
 @given(st.integers(0, 2**32), st.integers(1, 2000), st.sampled_from([1e-30, 1.0, 2.0**99]))
 def test_norms_are_those_of_f64(seed, numel, size):
     values = np.asarray(np.random.default_rng(seed).standard_normal(numel) * size, np.float32)
-    assert total_norm(torch.from_numpy(values)) == pytest.approx(oracle.length(values), rel=1e-14)
+    assert blocks.norm(torch.from_numpy(values)) == pytest.approx(oracle.length(values), rel=1e-14)
 
 
 def test_a_long_sum_loses_nothing():
     """Ten million equal terms: an f32 sum would stop growing at 2^24."""
-    values = torch.full((3 * pieces.CPU_PIECE + 5,), 0.1)
+    values = torch.full((3 * blocks.CPU_BLOCK + 5,), 0.1)
     exact = math.sqrt(values.numel()) * float(values[0])
-    assert total_norm(values) == pytest.approx(exact, rel=1e-13)
+    assert blocks.norm(values) == pytest.approx(exact, rel=1e-13)
 
 
 def test_totals_are_plain_sums():
-    assert pieces.total([1e16, 1.0, -1e16]) == 0.0  # a compensated sum would give 1
+    assert blocks.ordered_sum([1e16, 1.0, -1e16]) == 0.0  # a compensated sum would give 1

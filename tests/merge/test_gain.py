@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from experiments.merging import aligned_gain
 from syncer.config.policy import DRIVE_LIMIT
 from syncer.merge import merge_fragment, nesterov_step
-from syncer.merge.gain import BLOCKS, Alignment, Answers, answers_of, outer_momentum, sampled
+from syncer.merge.gain import STRETCHES, Alignment, Answers, answers_of, sampled
+from syncer.merger import outer_momentum
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import WireFragment
 
@@ -69,7 +70,7 @@ def a_round(seed, members, mode=MergeMode.RDA, numel=60):
 def test_the_gain_is_that_of_the_step_the_state_makes(seed, members, mode, lr, mu):
     """Reckoned from the parameters themselves, as the experiments have it."""
     fragment, gradients, weights, momentum = a_round(seed, members, mode)
-    merged = merge_fragment(fragment, gradients, weights, momentum, correction=True)
+    merged = merge_fragment(fragment, gradients, weights, momentum, correction=True)[0]
     gain = answers_of(gradients, weights, momentum).against(merged).gain(lr, mu)
     params = torch.zeros_like(momentum)
     nesterov_step(params, momentum, merged, lr, mu)
@@ -127,14 +128,14 @@ def test_how_long_a_merge_mode_makes_the_mean_is_not_the_outer_step_s_doing(leng
     plain, longer = Alignment(1.0, lag, 1.0, lag), Alignment(length, lag * length, 1.0, lag)
     assert longer.gain(lr, mu) == pytest.approx(length * plain.gain(lr, mu), abs=1e-12)
     assert longer.drive(lr, mu) == pytest.approx(plain.drive(lr, mu), abs=1e-12)
-    assert longer.capped(lr, mu) == pytest.approx(plain.capped(lr, mu), abs=1 / 4096)
+    assert longer.capped(lr, mu, DRIVE_LIMIT) == pytest.approx(plain.capped(lr, mu, DRIVE_LIMIT), abs=1 / 4096)
 
 
 @pytest.mark.parametrize("along", [0.0, -1.0, 1e-9, math.nan])
 def test_a_merge_that_does_not_go_along_the_mean_is_not_judged(along):
     found = Alignment(along, 5.0, 1.0, 0.5)
     assert found.drive(0.7, 0.9) is None
-    assert found.capped(0.7, 0.9) == 0.9
+    assert found.capped(0.7, 0.9, DRIVE_LIMIT) == 0.9
 
 
 def test_a_steady_direction_ends_at_the_momentum_whose_gain_is_the_limit():
@@ -164,7 +165,7 @@ def test_giants_and_the_faint_have_a_finite_gain():
     found = answers_of([faint], [1.0], giant).against(giant)
     assert math.isfinite(found.gain(0.7, 0.9))
     assert found.drive(0.7, 0.9) == pytest.approx(0.7 * (1.9 + 0.81))
-    assert found.capped(0.7, 0.9) < 0.9
+    assert found.capped(0.7, 0.9, DRIVE_LIMIT) < 0.9
     assert answers_of([giant], [1.0], faint).against(giant).gain(0.7, 0.9) == pytest.approx(0.7 * 1.9)
 
 
@@ -183,9 +184,9 @@ def test_of_a_large_one_fixed_blocks_spread_evenly(numel):
     assert 4096 <= len(found) <= 1 << 14
     assert len(found) == 4096 or len(found) * 256 <= numel
     if numel < 1 << 24:  # f32 still counts by one
-        blocks = found.reshape(BLOCKS, -1)
-        assert (blocks - blocks[:, :1] == np.arange(blocks.shape[1])).all()
-        assert (blocks[:, 0] == numel // BLOCKS * np.arange(BLOCKS)).all()
+        stretches = found.reshape(STRETCHES, -1)
+        assert (stretches - stretches[:, :1] == np.arange(stretches.shape[1])).all()
+        assert (stretches[:, 0] == numel // STRETCHES * np.arange(STRETCHES)).all()
 
 
 def test_the_sample_tells_what_the_whole_would():
@@ -197,7 +198,7 @@ def test_the_sample_tells_what_the_whole_would():
     gradients = [common + torch.randn(numel, generator=rng) * scale for _ in range(3)]
     momentum = 2 * common + torch.randn(numel, generator=rng) * scale
     fragment = WireFragment(MergeMode.RDA, (500_000, 1_500_000, 1_000_000))
-    merged = merge_fragment(fragment, gradients, [1.0, 2.0, 3.0], momentum, correction=False)
+    merged = merge_fragment(fragment, gradients, [1.0, 2.0, 3.0], momentum, correction=False)[0]
     found = answers_of(gradients, [1.0, 2.0, 3.0], momentum).against(merged)
     params, before = torch.zeros(numel), momentum.clone()
     nesterov_step(params, momentum, merged, 0.7, 0.9)
@@ -209,7 +210,7 @@ def test_the_sample_tells_what_the_whole_would():
 def test_equal_rounds_have_equal_bits_wherever_they_lie():
     """A resumed run holds the same values at other places in memory."""
     fragment, gradients, weights, momentum = a_round(7, 3, numel=40_000)
-    merged = merge_fragment(fragment, gradients, weights, momentum, correction=True)
+    merged = merge_fragment(fragment, gradients, weights, momentum, correction=True)[0]
     first = answers_of(gradients, weights, momentum).against(merged)
     for offset in (1, 3):
 

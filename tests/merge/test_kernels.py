@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from syncer.merge import kernels, merge_fragment, pieces
+from syncer.merge import blocks, kernels, merge_fragment
 from syncer.merge.correction import Corrected
 from syncer.merge.gain import sampled
-from syncer.merge.merge import merge_and_measure
 from syncer.merge.nesterov import nesterov_step
 from tests.support.kernel_switch import both_ways, same, working
 from yeto_torch.wire.constants import MergeMode
@@ -34,7 +33,7 @@ def random(numel, seed, dtype=F32):
 def test_products(numel, referred, dtypes):
     vectors = [random(numel, seed, dtype) for seed, dtype in enumerate(dtypes)]
     reference = random(numel, 99) if referred else None
-    found = pieces.products(vectors, reference)
+    found = blocks.products(vectors, reference)
     wide = [vector.double() for vector in vectors]
     close = {"rel": 1e-12, "abs": 1e-12 * numel}
     assert found.norms == pytest.approx([math.sqrt(float(v @ v)) for v in wide], **close)
@@ -51,19 +50,19 @@ def test_products(numel, referred, dtypes):
 
 def test_squares_beyond_f32_are_summed():
     values = torch.tensor([2.0**100, 1e-30, -(2.0**100), 1e-44])
-    assert pieces.norm(values) == math.sqrt(2.0 * 2.0**200 + 1e-60)
-    assert pieces.norm(values[1::2].contiguous()) == pytest.approx(float(values[1]), rel=1e-15)
+    assert blocks.norm(values) == math.sqrt(2.0 * 2.0**200 + 1e-60)
+    assert blocks.norm(values[1::2].contiguous()) == pytest.approx(float(values[1]), rel=1e-15)
 
 
 def test_sums_of_many_even_terms_keep_their_digits():
     """One after another, 16,384 stretches of the same sum would be off by 4e-13."""
     values = torch.full((1 << 24,), 0.1)
     square = float(values[0].double() ** 2)
-    found = pieces.products([values, values], values)
+    found = blocks.products([values, values], values)
     assert found.cross == pytest.approx(square * (1 << 24), rel=5e-14)
-    length = pieces.Norm(values)
-    pieces.weighted_sum(torch.empty_like(values), [values], [1.0], length=length)
-    assert length.value() == pytest.approx(math.sqrt(square * (1 << 24)), rel=5e-14)
+    assert blocks.weighted_sum(torch.empty_like(values), [values], [1.0], measured=True) == pytest.approx(
+        math.sqrt(square * (1 << 24)), rel=5e-14
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -85,9 +84,7 @@ def test_weighted_sums_have_the_bits_of_numpy(numel, count, dtype):
 
     def work():
         out = torch.full((numel,), float("nan"))
-        length = pieces.Norm(out)
-        pieces.weighted_sum(out, values, factors, 1.1, length)
-        return out, length.value()
+        return out, blocks.weighted_sum(out, values, factors, 1.1, measured=True)
 
     (one, long), (other, length) = both_ways(work)
     assert same(one, other)
@@ -98,8 +95,8 @@ def test_weighted_sums_have_the_bits_of_numpy(numel, count, dtype):
 def test_adding_and_scaling_in_place(numel):
     def work():
         out = random(numel, 1)
-        pieces.add(out, random(numel, 2), 0.3, 1.7)
-        pieces.scale(out, 0.77)
+        blocks.weighted_sum(out, [out, random(numel, 2)], [1.0, 0.3], 1.7)
+        blocks.weighted_sum(out, [out], [0.77])
         return out
 
     assert same(*both_ways(work))
@@ -110,7 +107,7 @@ def test_a_factor_beyond_f32_is_taken_apart():
 
     def work():
         out = torch.empty(3)
-        pieces.weighted_sum(out, values, [1e41, -2e41])
+        blocks.weighted_sum(out, values, [1e41, -2e41])
         return out
 
     one, other = both_ways(work)
@@ -174,7 +171,7 @@ def test_corrections(numel, dtype):
         assert not torch.equal(mine, gradient.float())  # it was corrected
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
         assert long == pytest.approx(length, rel=1e-6)
-        assert long == pytest.approx(pieces.norm(mine), rel=1e-12)
+        assert long == pytest.approx(blocks.norm(mine), rel=1e-12)
 
 
 @pytest.mark.parametrize("correction", [0.0, 1.0])
@@ -186,12 +183,12 @@ def test_answers_in_bf16_are_merged_as_the_same_in_f32(count, mode, correction):
     opposing, momentum = opposed(sum(sizes), BF16)
     halves = [*opposing, *(random(sum(sizes), seed, BF16) for seed in range(3))][:count]
     weights = [1.0 + 0.25 * index for index in range(count)]
-    one = merge_and_measure(fragment, halves, weights, momentum, correction=correction)
-    other = merge_and_measure(fragment, [h.float() for h in halves], weights, momentum, correction=correction)
+    one = merge_fragment(fragment, halves, weights, momentum, correction=correction)
+    other = merge_fragment(fragment, [h.float() for h in halves], weights, momentum, correction=correction)
     assert same(one[0], other[0])
     assert one[1] == other[1]
     with working("numpy"):
-        reference = merge_fragment(fragment, [h.float() for h in halves], weights, momentum, correction=correction)
+        reference = merge_fragment(fragment, [h.float() for h in halves], weights, momentum, correction=correction)[0]
     torch.testing.assert_close(one[0], reference, rtol=1e-5, atol=1e-6)
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.merge import nesterov_step, pieces, total_norm
+from syncer.merge import blocks, nesterov_step
 from syncer.merge.nesterov import Bounds
 from tests.support import merge_oracle as oracle
 from tests.support.sgd_oracle import compare_with_sgd
@@ -72,7 +72,7 @@ def test_pieces_change_no_bit(monkeypatch):
     p, m, d = (torch.randn(1000, generator=rng) for _ in range(3))
     whole = (p.clone(), m.clone())
     nesterov_step(*whole, d, 0.7, 0.9)
-    monkeypatch.setattr(pieces, "CPU_PIECE", 37)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", 37)
     nesterov_step(p, m, d, 0.7, 0.9)
     assert torch.equal(p, whole[0])
     assert torch.equal(m, whole[1])
@@ -81,7 +81,7 @@ def test_pieces_change_no_bit(monkeypatch):
 @pytest.fixture
 def state(monkeypatch):
     """Parameters and momentum of three pieces, and a check that both are what they were."""
-    monkeypatch.setattr(pieces, "CPU_PIECE", 4)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", 4)
     params, momentum = torch.arange(10.0), torch.arange(10.0) / 8
     kept = params.clone(), momentum.clone()
 
@@ -161,7 +161,7 @@ def test_bounds_that_are_kept_never_fall_short_and_change_no_bit():
     bounds = Bounds()
     for step in range(300):
         gradient = torch.randn(40, generator=generator) * 10.0 ** (step % 9 - 4)
-        nesterov_step(params, momentum, gradient, 0.7, 0.9, bounds, total_norm(gradient))
+        nesterov_step(params, momentum, gradient, 0.7, 0.9, bounds, blocks.norm(gradient))
         nesterov_step(twin_params, twin_momentum, gradient, 0.7, 0.9)
         assert float(params.abs().max()) <= bounds.params
         assert float(momentum.abs().max()) <= bounds.momentum
@@ -184,5 +184,5 @@ def test_a_norm_that_is_not_finite_says_as_much_as_the_values(state, bad):
     gradient = torch.ones(10)
     gradient[3] = bad
     with pytest.raises(RunError, match="gradient is not finite"):
-        nesterov_step(params, momentum, gradient, 0.7, 0.9, Bounds(), total_norm(gradient))
+        nesterov_step(params, momentum, gradient, 0.7, 0.9, Bounds(), blocks.norm(gradient))
     assert unchanged()

@@ -313,7 +313,7 @@ class Judge:
             [push.c_tokens**2 / push.c_steps for push in sent],
             twin.momentum(fragment),
             correction=self._policy.merge.delta_correction == "heloco",
-        )
+        )[0]
         twin.step = step - 1
         twin.commit(step, fragment, gradient, self._policy.outer.lr_at(step), self._policy.outer.momentum)
         self.states[step] = bits(twin)

@@ -340,7 +340,7 @@ class Process:
             merge.weights,
             self.state.momentum(merge.fragment),
             correction=self._policy.merge.delta_correction == "heloco",
-        )
+        )[0]
         took = self._scenario.merge_s * self._world.rng.random()
         if self._scenario.pooled:
             self._in_pool.add(merge.step)

@@ -219,7 +219,7 @@ WALLS = (
         ("syncer",),
         "a learner starts a syncer as a process and never imports it; offline/ alone takes its mathematics",
         "Move what both need to yeto_torch/wire/.",
-        but=("syncer.merge",),
+        but=("syncer.merge", "syncer.merge_words"),
     ),
     *(
         Wall(

@@ -20,7 +20,7 @@ SHAPES = [(1, 1), (1, 9), (9, 1), (2, 2), (7, 5), (5, 7), (64, 64), (33, 130), (
 @pytest.mark.parametrize("scale", IsoScale)
 def test_equals_the_f64_oracle(shape, scale):
     matrix = well_conditioned(*shape, seed=3)
-    flat = flatten(torch.from_numpy(matrix), scale=scale).numpy()
+    flat = flatten(torch.from_numpy(matrix), keeps_norm=scale is IsoScale.NORM).numpy()
     want = flat_f64(matrix, scale)
     assert flat.dtype == np.float32
     assert np.abs(flat - want).max() <= 2e-5 * np.abs(want).max()
@@ -30,7 +30,10 @@ def test_equals_the_f64_oracle(shape, scale):
 def test_the_spectrum_is_flat_and_is_what_the_scale_says(scale):
     matrix = well_conditioned(20, 12, seed=1)
     before = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
-    after = np.linalg.svd(flatten(torch.from_numpy(matrix), scale=scale).numpy().astype(np.float64), compute_uv=False)
+    after = np.linalg.svd(
+        flatten(torch.from_numpy(matrix), keeps_norm=scale is IsoScale.NORM).numpy().astype(np.float64),
+        compute_uv=False,
+    )
     level = before.mean() if scale is IsoScale.MEAN else np.sqrt((before**2).mean())
     np.testing.assert_allclose(after, level, rtol=1e-5)
     if scale is IsoScale.NORM:
@@ -41,13 +44,13 @@ def test_the_spectrum_is_flat_and_is_what_the_scale_says(scale):
 def test_zeros_stay_zeros(scale):
     matrix = torch.zeros(3, 4)
     matrix[1, 2] = -0.0
-    assert flatten(matrix, scale=scale).numpy().tobytes() == matrix.numpy().tobytes()
+    assert flatten(matrix, keeps_norm=scale is IsoScale.NORM).numpy().tobytes() == matrix.numpy().tobytes()
 
 
 def test_a_zero_singular_value_stays_zero_and_still_counts_in_the_mean():
     matrix = torch.diag(torch.tensor([3.0, 1.0, 0.0]))
-    torch.testing.assert_close(flatten(matrix, scale=IsoScale.MEAN), torch.diag(torch.tensor([4 / 3, 4 / 3, 0.0])))
-    torch.testing.assert_close(flatten(matrix, scale=IsoScale.NORM), torch.diag(torch.tensor([5**0.5, 5**0.5, 0.0])))
+    torch.testing.assert_close(flatten(matrix), torch.diag(torch.tensor([4 / 3, 4 / 3, 0.0])))
+    torch.testing.assert_close(flatten(matrix, keeps_norm=True), torch.diag(torch.tensor([5**0.5, 5**0.5, 0.0])))
 
 
 @pytest.mark.parametrize("exponent", [-60, 60, 100])
@@ -56,8 +59,8 @@ def test_the_scale_of_the_values_does_not_matter(exponent):
     matrix = torch.from_numpy(well_conditioned(6, 8, seed=2))
     factor = 2.0**exponent
     for scale in IsoScale:
-        flat = flatten(matrix * factor, scale=scale) / factor
-        torch.testing.assert_close(flat, flatten(matrix, scale=scale), rtol=1e-5, atol=1e-5)
+        flat = flatten(matrix * factor, keeps_norm=scale is IsoScale.NORM) / factor
+        torch.testing.assert_close(flat, flatten(matrix, keeps_norm=scale is IsoScale.NORM), rtol=1e-5, atol=1e-5)
 
 
 def test_a_child_loads_no_hydra_and_no_torch_before_it_must():

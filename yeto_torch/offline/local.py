@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +28,6 @@ from yeto_torch.learner.stats import Stats
 from yeto_torch.learner.syncs import Syncs
 from yeto_torch.wire.errors import NonFiniteError, RunError
 from yeto_torch.wire.layout import Layout
-from yeto_torch.wire.profile import Spectrum
 
 if TYPE_CHECKING:
     from yeto_torch.config import LearnerConfig
@@ -139,12 +137,8 @@ class LocalLearner:
         self._syncs.tell(lambda: self.stats)
 
     def _merge(self, index: int, fragment: _Fragment) -> None:
-        from syncer.merge import (  # pure; only this mode needs it
-            correction_of,
-            learner_weight,
-            merge_fragment,
-            nesterov_step,
-        )
+        from syncer.merge import learner_weight, merge_fragment, nesterov_step  # only this mode needs them
+        from syncer.merge_words import correction_of, spectrum_of
 
         try:
             delta = self._exchange.distance(index, fragment.params)
@@ -154,13 +148,13 @@ class LocalLearner:
             self._recover(error)
             return
         steps, tokens = self.local_step - fragment.steps_then, self.tokens - fragment.tokens_then
-        merged = merge_fragment(
+        merged, _ = merge_fragment(
             self._layout.wire.fragments[index],
             [delta.neg_()],
             [learner_weight(tokens, steps)],
             fragment.momentum,
             correction=correction_of(self._rules.delta_correction, self._rules.momentum),
-            spectrum=_spectrum(self._rules.iso_scale),
+            spectrum=spectrum_of(self._rules.iso_scale),
         )
         nesterov_step(fragment.params, fragment.momentum, merged, self._rules.lr, self._rules.momentum)
         fragment.version, fragment.steps_then, fragment.tokens_then = self._step, self.local_step, self.tokens
@@ -181,9 +175,3 @@ class LocalLearner:
     def _put_back(self, index: int, fragment: _Fragment) -> None:
         self._exchange.write(index, fragment.params, 0.0)
         fragment.steps_then, fragment.tokens_then = self.local_step, self.tokens
-
-
-def _spectrum(scale: Spectrum) -> Callable[[Tensor], Tensor]:
-    from syncer.merge import IsoScale, flatten_spectrum
-
-    return partial(flatten_spectrum, scale=IsoScale[scale.upper()])
