@@ -57,14 +57,14 @@ def main(argv: list[str]) -> int:
 def run(plan: Plan) -> int:
     """Conduct the experiment of ``plan``, judge it, export the model, compare; returns the exit code."""
     from syncer.benchmark.experiment import Experiment, InterruptedExperimentError
-    from syncer.benchmark.processes import Children
+    from syncer.benchmark.processes import LoggedChildren
     from syncer.benchmark.summary import comparison, document, holds, table
 
     arms: Arms | None = None
     try:
         _check_packages(plan)
         plan.folder.mkdir(parents=True, exist_ok=True)
-        with Children().watched() as children:
+        with LoggedChildren().watched() as children:
             experiment = Experiment(plan, secrets.token_hex(8), children, _say)
             evidence = experiment.conduct()
             checks = _checks(evidence, experiment.folder)

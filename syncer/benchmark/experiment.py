@@ -33,8 +33,9 @@ from pathlib import Path
 
 from syncer.benchmark.config import ENDLESS, Plan
 from syncer.benchmark.files import Folder
-from syncer.benchmark.processes import Child, Children, Ended, Signalled
+from syncer.benchmark.processes import LoggedChild, LoggedChildren
 from syncer.benchmark.verdict import Arms, Evidence, Process, Saved
+from yeto_torch.launcher.processes import Exited, Signalled
 from yeto_torch.wire.errors import RunError
 
 _LAST_WORD_S = 5.0
@@ -61,13 +62,13 @@ class Experiment:
         say: takes a line for the user.
     """
 
-    def __init__(self, plan: Plan, run_id: str, children: Children, say: Say) -> None:
+    def __init__(self, plan: Plan, run_id: str, children: LoggedChildren, say: Say) -> None:
         self._plan, self._run_id, self._children, self._say = plan, run_id, children, say
         self.folder = Folder(plan.folder)
         self._port = plan.port or free_port(plan.host)
-        self._learners: list[Child] = []
+        self._learners: list[LoggedChild] = []
         self._fleet: dict[int, Process] = {}
-        self._syncer: Child | None = None
+        self._syncer: LoggedChild | None = None
         self._stopping = False
         self._give_up_at: float | None = None
 
@@ -99,7 +100,7 @@ class Experiment:
         argv = [sys.executable, "-m", "yeto_torch.demos.arms", *_task(plan.options)]
         argv += [f"--learners={plan.learners}", f"--steps={plan.budget_steps}"]
         argv += [f"--run-dir={folder.path}", f"--output={folder.arms}"]
-        arm = self._children.start("synchronous arm", argv, _environment(), folder.log("synchronous arm"))
+        arm = self._children.start_logged("synchronous arm", argv, _environment(), folder.log("synchronous arm"))
         while arm.code is None:
             self._take_event(None)
         if arm.code:
@@ -113,7 +114,7 @@ class Experiment:
         child = next((child for child in failed if child is not None and child.code), None)
         if child is None or (self._stopping and child is self._syncer):
             return []
-        return [f"the last lines of {child.name} ({child.log}):", *child.tail(_TAIL_LINES)]
+        return [f"the last lines of {child.name} ({child.log}):", *child.last_lines(_TAIL_LINES)]
 
     # ------------------------------------------------------------------------------------------ the two processes
 
@@ -152,7 +153,7 @@ class Experiment:
             self._attend(lambda: not self._children.alive)
         return self._ended(syncer)
 
-    def _ended(self, syncer: Child) -> Process:
+    def _ended(self, syncer: LoggedChild) -> Process:
         if syncer.code == 0:
             return Process(0)
         if self._stopping:  # it had to be ended: why is known already
@@ -185,7 +186,7 @@ class Experiment:
                 self._say("interrupted: stopping the syncer and the learners")
                 self._stop()
                 raise InterruptedExperimentError("interrupted")
-            case Ended(child, code) if child in self._learners:
+            case Exited(child, code) if child in self._learners:
                 self._learner_ended(self._learners.index(child), code)
         return event is not None
 
@@ -206,7 +207,7 @@ class Experiment:
 
     # ------------------------------------------------------------------------------------------ children
 
-    def _start_syncer(self, name: str, keys: Mapping[str, object]) -> Child:
+    def _start_syncer(self, name: str, keys: Mapping[str, object]) -> LoggedChild:
         folder = self.folder
         own = {
             "listen.port": self._port,
@@ -218,7 +219,7 @@ class Experiment:
         values = {**self._plan.syncer, **own, **keys}
         argv = [sys.executable, "-m", "syncer", *(override(key, value) for key, value in values.items())]
         folder.address.unlink(missing_ok=True)
-        self._syncer = self._children.start(name, argv, _environment(), folder.log(name))
+        self._syncer = self._children.start_logged(name, argv, _environment(), folder.log(name))
         return self._syncer
 
     def _start_learner(self, learner: int, address: str) -> None:
@@ -236,7 +237,7 @@ class Experiment:
         }
         name = f"learner {learner}"
         argv = [sys.executable, *(plan.command or default_learner(plan.options))]
-        self._learners.append(self._children.start(name, argv, env, self.folder.log(name)))
+        self._learners.append(self._children.start_logged(name, argv, env, self.folder.log(name)))
 
 
 def default_learner(options: Mapping[str, object]) -> tuple[str, ...]:

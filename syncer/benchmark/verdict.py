@@ -12,6 +12,8 @@ Decides what must hold once both processes have ended, and says every deviation 
 Must not know files, processes, clocks.
 
 Source: v4 §Budget, §Versions and admission, §Event tape; rulings §7.
+
+* pure
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ Little-endian, nothing padded. Tensors are written from and read into their own 
 whatever the size of the model, a write needs no further memory and a read a quarter of one piece.
 
 Source: v4 §Checkpoints; rulings §7
+
+* pure
 """
 
 from __future__ import annotations

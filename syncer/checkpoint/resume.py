@@ -10,6 +10,8 @@ Must not know: paths, tensors, sockets, who acts on the answer.
     V3   | same backend, step <= total_steps       | fingerprint; sizes; contract, or without one = fingerprint
 
 Source: v4 §Checkpoints; rulings §7
+
+* pure
 """
 
 from __future__ import annotations

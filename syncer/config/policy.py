@@ -3,16 +3,20 @@
 ``keys.py`` builds them, every other room reads them. They have no defaults: those stand with the keys alone. A null
 quorum has become the majority, a null acknowledgement timeout the quorum timeout. Times are in the unit their name
 ends with.
+
+* pure
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from yeto_torch.wire.profile import Correction, Guard, OnLoss
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Resuming: TypeAlias = Literal["false", "true", "auto"]
 Progress: TypeAlias = Literal["auto", "off"]

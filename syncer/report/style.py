@@ -46,6 +46,11 @@ _RC: dict[Any, Any] = {
     "lines.solid_joinstyle": "round",
     "legend.frameon": False,
     "legend.fontsize": 9,
+    "legend.borderaxespad": 0.2,
+    "legend.handlelength": 1.1,
+    "legend.handleheight": 0.9,
+    "legend.columnspacing": 1.4,
+    "legend.borderpad": 0,
     "axes.formatter.useoffset": False,
     "path.simplify": True,
 }
@@ -69,19 +74,6 @@ def picture(name: str, draw: Callable[..., None], height_in: float = 2.6, rows: 
     return svg.replace("<svg", f'<svg role="img" aria-labelledby="{name}-title"', 1)
 
 
-def legend(axes: Axes, columns: int = 8, reverse: bool = False) -> None:
+def legend(axes: Axes) -> None:
     """Above the axes, left, in one row."""
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(
-        handles,
-        labels,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=columns,
-        borderaxespad=0.2,
-        handlelength=1.1,
-        handleheight=0.9,
-        columnspacing=1.4,
-        borderpad=0,
-        reverse=reverse,
-    )
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=8)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from syncer.benchmark.processes import Children, Ended, Signalled
+from syncer.benchmark.processes import LoggedChildren
+from yeto_torch.launcher.processes import Exited, Signalled
 
 WAIT_S = 60.0
 # Python, since a shell may miss a signal between two commands
@@ -20,20 +21,20 @@ STUBBORN = "trap '' INT TERM; echo up; while :; do sleep 0.1; done"
 
 @pytest.fixture
 def children():
-    with Children().watched() as children:
+    with LoggedChildren().watched() as children:
         yield children
     assert not children.alive
 
 
 def start(children, script, log, name="child"):
-    return children.start(name, ["/bin/sh", "-c", script], dict(os.environ), log)
+    return children.start_logged(name, ["/bin/sh", "-c", script], dict(os.environ), log)
 
 
 def says(child, word):
     """Once it has said so."""
     deadline = time.monotonic() + WAIT_S
-    while word not in child.tail(50):
-        assert time.monotonic() < deadline, child.tail(50)
+    while word not in child.last_lines(50):
+        assert time.monotonic() < deadline, child.last_lines(50)
         time.sleep(0.005)
 
 
@@ -54,7 +55,7 @@ def gone(pid):
 
 def test_the_log_begins_with_the_command_and_holds_all_output(children, tmp_path):
     child = start(children, "echo out; echo err >&2; exit 3", tmp_path / "log")
-    assert children.next_event(WAIT_S) == Ended(child, 3)
+    assert children.next_event(WAIT_S) == Exited(child, 3)
     assert child.code == 3
     assert (tmp_path / "log").read_text().splitlines() == [
         "$ /bin/sh -c 'echo out; echo err >&2; exit 3'",
@@ -62,12 +63,12 @@ def test_the_log_begins_with_the_command_and_holds_all_output(children, tmp_path
         "err",
     ]
     assert child.last_line == "err"
-    assert child.tail(2) == ["out", "err"]
+    assert child.last_lines(2) == ["out", "err"]
 
 
 def test_a_signal_s_exit_code_is_the_shell_s(children, tmp_path):
     child = start(children, "kill -9 $$", tmp_path / "log")
-    assert children.next_event(WAIT_S) == Ended(child, 137)
+    assert children.next_event(WAIT_S) == Exited(child, 137)
 
 
 def test_ends_come_in_order_and_nothing_comes_in_between(children, tmp_path):
@@ -80,7 +81,7 @@ def test_ends_come_in_order_and_nothing_comes_in_between(children, tmp_path):
 def test_the_tail_of_a_long_log_is_read_from_its_end(children, tmp_path):
     child = start(children, "seq 1 100000", tmp_path / "log")
     children.next_event(WAIT_S)
-    assert child.tail(2) == ["99999", "100000"]
+    assert child.last_lines(2) == ["99999", "100000"]
 
 
 def test_what_an_ended_child_left_running_is_killed(children, tmp_path):
@@ -105,7 +106,7 @@ def test_a_second_signal_kills_at_once(children, tmp_path):
     child = start(children, STUBBORN, tmp_path / "log")
     says(child, "up")
     signal.raise_signal(signal.SIGINT)
-    assert children.next_event(WAIT_S) == Signalled()
+    assert children.next_event(WAIT_S) == Signalled(signal.SIGINT)
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     children.stop(WAIT_S * 100)
     assert child.code == 137
@@ -114,7 +115,7 @@ def test_a_second_signal_kills_at_once(children, tmp_path):
 
 def test_leaving_kills_and_gives_the_signals_back(tmp_path):
     before = signal.getsignal(signal.SIGINT)
-    children = Children()
+    children = LoggedChildren()
     with suppress(RuntimeError), children.watched():
         child = start(children, STUBBORN, tmp_path / "log")
         says(child, "up")

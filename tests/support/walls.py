@@ -210,9 +210,9 @@ WALLS = (
     Wall(
         "syncer/",
         ("yeto_torch",),
-        "the syncer shares the wire with a learner, and nothing else",
+        "the syncer shares the wire with a learner, and its benchmark the launcher's child processes; nothing else",
         "Move what both need to yeto_torch/wire/.",
-        but=("yeto_torch.wire", "yeto_torch.__version__"),
+        but=("yeto_torch.wire", "yeto_torch.launcher.processes", "yeto_torch.__version__"),
     ),
     Wall(
         "yeto_torch/",

@@ -138,12 +138,18 @@ class Child:
 
 
 class Children:
-    """Starts children and hands out, in order of arrival, what they say and how they end. Used by one thread."""
+    """Starts children and hands out, in order of arrival, what they say and how they end. Used by one thread.
+
+    Attributes:
+        alive: those whose end was not taken yet.
+        interrupted: a signal to us was taken.
+    """
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # its put() may be called from a signal handler
         self._room = threading.Semaphore(MAX_WAITING_LINES)
         self.alive: list[Child] = []
+        self.interrupted = False
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> Child:
         """Start ``command`` in its own process group, without input, with stdout and stderr in one pipe.
@@ -159,13 +165,16 @@ class Children:
             process_group=0,
         )
         child = Child(name, process)
-        self.alive.append(child)
         assert process.stdout is not None
         reader = threading.Thread(target=self._read, args=(child, process.stdout), name=f"{name} output", daemon=True)
-        waiter = threading.Thread(target=self._wait, args=(child, reader), name=f"{name} end", daemon=True)
         reader.start()
-        waiter.start()
+        self.watch(child, reader)
         return child
+
+    def watch(self, child: Child, reader: threading.Thread | None = None) -> None:
+        """Report the end of a started child, once ``reader`` has reported all its output."""
+        self.alive.append(child)
+        threading.Thread(target=self._wait, args=(child, reader), name=f"{child.name} end", daemon=True).start()
 
     def next_event(self, timeout_s: float | None) -> Event | None:
         """The next event, or None after ``timeout_s``."""
@@ -179,6 +188,8 @@ class Children:
         elif isinstance(event, Exited):
             event.child.code = event.code
             self.alive.remove(event.child)
+        elif isinstance(event, Signalled):
+            self.interrupted = True
         return event
 
     @contextlib.contextmanager
@@ -223,10 +234,10 @@ class Children:
             self._room.acquire()
             self._events.put(Line(child, text))
 
-    def _wait(self, child: Child, reader: threading.Thread) -> None:
+    def _wait(self, child: Child, reader: threading.Thread | None) -> None:
         code = child.reap()
         turns = -1
-        while reader.is_alive() and not (turns == child.turns and turns % 2):
+        while reader is not None and reader.is_alive() and not (turns == child.turns and turns % 2):
             turns = child.turns
             reader.join(DRAIN_S)
         self._events.put(Exited(child, code))

@@ -20,6 +20,8 @@ a plain configuration keeps the hash every other v4 peer computes. The block's k
     schedule.start_grace_s    seconds
 
 Source: v4 §Contract and profile; rulings §2.7 (the record and its extension block).
+
+* pure
 """
 
 from __future__ import annotations
