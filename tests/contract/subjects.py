@@ -19,8 +19,9 @@ from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
 
-from tests.support.processes import WAIT_S, Processes
+from tests.support.processes import Processes
 from tests.support.scripted_learner import Peer
+from tests.support.waiting import WAIT_S
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.config import LearnerOptions
 from yeto_torch.fragments import collect, layout_of

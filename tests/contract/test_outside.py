@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.contract.loop import closure_of, holding, loss_of, network, push_all, same, same_state, train
-from tests.support.real_learners import WAIT_S
+from tests.support.waiting import WAIT_S
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.wrapper import OptimizerWrapper
 

@@ -9,12 +9,12 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.processes import until
 from tests.support.real_learners import Learner, same_weights, training, wait_all
 from tests.support.relay import CutError, Proxy
 from tests.support.saved_parameters import final_state, saved, saved_step
 from tests.support.scripted_learner import Peer, random_values
 from tests.support.toy_model import toy
+from tests.support.waiting import until
 from yeto_torch.fragments import build_layout
 from yeto_torch.wire.constants import MessageType
 from yeto_torch.wire.layout import contract_hash

@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from syncer.benchmark.experiment import override
-from tests.support.processes import child_environment, until
+from tests.support.processes import child_environment
+from tests.support.waiting import until
 from yeto_torch.demos.digits import Digits
 from yeto_torch.launcher.final import load_final
 

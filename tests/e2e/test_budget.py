@@ -16,9 +16,9 @@ import torch
 from syncer.checkpoint.files import read_checkpoint
 from tests.support import merge_oracle as oracle
 from tests.support.numpy_replay import Replay, to_bf16
-from tests.support.processes import until
 from tests.support.scripted_learner import Journal, Peer, random_values
 from tests.support.toy_model import flat, loss_of, toy
+from tests.support.waiting import until
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.wire.constants import MAGIC, MergeMode, MessageType, WireDType
 from yeto_torch.wire.layout import Fragment, Layout, Tensor

@@ -15,9 +15,10 @@ import pytest
 
 import yeto_torch.doctor.__main__ as doctor
 from tests.support.certificates import Authority
-from tests.support.processes import ROOT, WAIT_S, child_environment
+from tests.support.processes import ROOT, child_environment
 from tests.support.real_learners import SCRIPT
 from tests.support.relay import Proxy
+from tests.support.waiting import WAIT_S
 from yeto_torch.doctor.listener import Listener
 from yeto_torch.doctor.meter import _Meter
 from yeto_torch.doctor.probe import LISTENER, Said, ask

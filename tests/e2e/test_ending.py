@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.processes import until
 from tests.support.saved_parameters import saved_step
 from tests.support.scripted_learner import Peer, random_values
+from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment, FinalAck, PullReq, encode

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.processes import until
 from tests.support.real_learners import Learner, same_weights, training, wait_all
 from tests.support.relay import Proxy
 from tests.support.saved_parameters import final_state, saved
 from tests.support.toy_model import toy
+from tests.support.waiting import until
 from yeto_torch.wire.messages import BcastFragment, FinalFragment, InitParams, PushFragment
 
 AT_ONCE_S = 1.5  # far below the limits, which are a minute here; a redial alone takes more than a second

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.attacked_run import Run
 from tests.support.attacker import Intruder, Wire, fresh_generation
-from tests.support.processes import until
+from tests.support.waiting import until
 from tests.wire.hostile import Attack, Ends, Scene, attacks
 from yeto_torch.wire.constants import WireDType
 

@@ -5,9 +5,9 @@ import signal
 
 import numpy as np
 
-from tests.support.processes import until
 from tests.support.real_learners import same_weights, start_script
 from tests.support.saved_parameters import final_state, saved
+from tests.support.waiting import until
 
 SPACING_S, GRACE_S = 0.03, 0.3
 RELAUNCH_S = 1.0  # pull, one local step, push; most of it is for a busy machine

@@ -13,12 +13,12 @@ from torch import nn
 
 from syncer.checkpoint.files import read_checkpoint
 from tests.support.numpy_replay import decode, to_bf16
-from tests.support.processes import until
 from tests.support.real_learners import Learner, same_weights, training, wait_all
 from tests.support.relay import Proxy
 from tests.support.saved_parameters import final_state, saved
 from tests.support.scripted_learner import Peer
 from tests.support.toy_model import flat, loss_of, toy
+from tests.support.waiting import until
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.fragments import build_layout
 from yeto_torch.wire.constants import WireDType

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.attacked_run import Run
 from tests.support.attacker import Intruder, Wire, fresh_generation
-from tests.support.processes import until
+from tests.support.waiting import until
 from tests.support.wire_by_hand import frame
 from tests.wire.hostile import data_hello, hello
 from yeto_torch.wire.constants import Direction, MergeMode, WireDType

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.processes import until
 from tests.support.scripted_learner import Peer, random_values
+from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment, Heartbeat, Hello, encode

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.processes import until
 from tests.support.saved_parameters import saved, saved_step
 from tests.support.scripted_learner import Journal, Peer, random_values
+from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment

@@ -10,8 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.processes import until
+from tests.support.processes import overriding
 from tests.support.scripted_learner import Peer, random_values
+from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment, PullReq
@@ -35,9 +36,7 @@ def fleet(processes):
             "schedule.pipeline": "1",
             "merge.delta_correction": "none",
         }
-        chosen = {override.partition("=")[0] for override in overrides}
-        given = [f"{key}={value}" for key, value in keys.items() if key not in chosen]
-        syncer = processes.syncer(*given, *overrides, learners=learners, total_steps=total_steps, **options)
+        syncer = processes.syncer(*overriding(keys, overrides), learners=learners, total_steps=total_steps, **options)
         peers = [Peer(syncer.address, i, layout) for i in range(learners)]
         peers[0].init(initial or random_values(layout, 1))
         return syncer, peers

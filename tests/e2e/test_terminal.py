@@ -13,8 +13,9 @@ import time
 
 import pytest
 
-from tests.support.processes import ROOT, WAIT_S, child_environment
+from tests.support.processes import ROOT, child_environment
 from tests.support.real_learners import SCRIPT
+from tests.support.waiting import WAIT_S
 
 
 class Terminal:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.joined_learners import (
+from tests.support.joined_learner import (
     await_session,
     flat,
     gradients,
@@ -46,18 +46,7 @@ from yeto_torch.wire.messages import (
 )
 from yeto_torch.wire.transport.sockets import dial
 
-
-@pytest.fixture
-def syncer():
-    with ScriptedSyncer() as syncer:
-        yield syncer
-
-
-@pytest.fixture(autouse=True)
-def quick_redial(monkeypatch):
-    """The pauses are tested where they are decided; here only what happens after them counts."""
-    monkeypatch.setattr("yeto_torch.learner.redial.FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr("yeto_torch.learner.redial.LAST_PAUSE_S", 0.1)
+pytestmark = pytest.mark.usefixtures("quick_redial")
 
 
 def one(value=1.0):

@@ -9,45 +9,28 @@ import warnings
 import pytest
 import torch
 
-from tests.support.joined_learners import (
+from tests.support.joined_learner import (
     await_session,
     gradients,
-    heard,
     join,
     model_of,
     pulled,
+    started,
     vector,
     zero_gradients,
 )
-from tests.support.scripted_syncer import WAIT_S, ScriptedSyncer
+from tests.support.scripted_syncer import WAIT_S
 from yeto_torch import RefusedError, RunError
 from yeto_torch.wire.messages import BudgetDone, FinalAck, FinalManifest, InitParams
 
-
-@pytest.fixture
-def syncer():
-    with ScriptedSyncer() as syncer:
-        yield syncer
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr("yeto_torch.learner.redial.FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr("yeto_torch.learner.redial.LAST_PAUSE_S", 0.1)
-
+pytestmark = pytest.mark.usefixtures("quick_redial")
 
 TWO = {"a": vector(1, 2, 3), "b": vector(4, 5)}
 FINAL = [vector(0.1, 0.2, 0.3), vector(1 / 3, 1e-8)]
 
 
-def started(syncer, model, **arguments):
-    optimizer = join(syncer, model, fragments=2, **arguments)
-    group = syncer.group(0)
-    group.broadcast_all(0, [vector(0, 0, 0), vector(0, 0)])
-    heard(optimizer, a=(0, 0), b=(1, 0))
-    zero_gradients(model)
-    optimizer.step()
-    return optimizer, group
+def trained(syncer, model, **arguments):
+    return started(syncer, model, [vector(0, 0, 0), vector(0, 0)], fragments=2, **arguments)
 
 
 def in_background(call, *arguments):
@@ -78,7 +61,7 @@ def holds(model, values):
 @pytest.mark.parametrize("wire_dtype", ["f32", "bf16", "q4"])
 def test_finish_serves_then_installs_the_exact_f32_cut(syncer, wire_dtype):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model, wire_dtype=wire_dtype, streams=1, merge_alpha=0.5)
+    optimizer, group = trained(syncer, model, wire_dtype=wire_dtype, streams=1, merge_alpha=0.5)
     ended = in_background(optimizer.finish)
     group.pull(0, 1)
     push = group.push(fragment=0)
@@ -101,7 +84,7 @@ def test_finish_serves_then_installs_the_exact_f32_cut(syncer, wire_dtype):
 
 def test_the_training_loop_installs_it_too_and_steps_afterwards_change_nothing(syncer):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     group.cut(2, (1, 2), FINAL)
     await_session(optimizer, lambda s: s.attention)
     gradients(model, [vector(1, 1, 1), vector(1, 1)])
@@ -122,7 +105,7 @@ def test_the_training_loop_installs_it_too_and_steps_afterwards_change_nothing(s
 
 def test_a_lower_precision_parameter_gets_the_cut_rounded_to_its_own_dtype(syncer):
     model = model_of(a=vector(1, 2, 3).bfloat16(), b=vector(4, 5).bfloat16())
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     ended = in_background(optimizer.finish)
     group.cut(2, (1, 2), FINAL)
     group.next(FinalAck)
@@ -133,7 +116,7 @@ def test_a_lower_precision_parameter_gets_the_cut_rounded_to_its_own_dtype(synce
 
 def test_a_connection_lost_before_shutdown_is_dialled_again_and_acknowledged_again(syncer):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     ended = in_background(optimizer.finish)
     group.cut(2, (1, 2), FINAL)
     group.next(FinalAck)
@@ -150,7 +133,7 @@ def test_a_connection_lost_before_shutdown_is_dialled_again_and_acknowledged_aga
 
 def test_a_cut_lost_half_way_is_installed_from_the_next_connection_only(syncer):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     ended = in_background(optimizer.finish)
     group.cut(2, (1, 2), [vector(5, 5, 5)])  # the manifest and one of two fragments
     await_session(optimizer, lambda s: s._cut.missing() == [1] and s._cut.manifest is not None)
@@ -166,7 +149,7 @@ def test_a_cut_lost_half_way_is_installed_from_the_next_connection_only(syncer):
 def test_who_leaves_with_the_cut_at_hand_takes_it_first(syncer):
     """The loop was over before the cut came, and nobody calls finish()."""
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     group.cut(2, (1, 2), FINAL)
     await_session(optimizer, lambda session: session._cut.is_whole)
     left = in_background(optimizer.close)
@@ -180,7 +163,7 @@ def test_who_leaves_with_the_cut_at_hand_takes_it_first(syncer):
 def test_a_cut_that_never_gets_whole_holds_nobody_for_long(syncer, caplog, monkeypatch):
     monkeypatch.setattr("yeto_torch.learner.learner.RELEASE_S", 0.2)
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     assert group.group.send(FinalManifest(2, (1, 2)))
     await_session(optimizer, lambda session: session._cut.manifest is not None)
     optimizer.close()
@@ -191,7 +174,7 @@ def test_a_cut_that_never_gets_whole_holds_nobody_for_long(syncer, caplog, monke
 
 def test_no_cut_in_time_is_an_error_that_says_what_was_missing(syncer):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     begun = time.monotonic()
     with pytest.raises(RunError, match=r"within 0\.2 s: still waiting for the final cut"):
         optimizer.finish(timeout=0.2)
@@ -208,7 +191,7 @@ def test_no_cut_in_time_is_an_error_that_says_what_was_missing(syncer):
 def test_without_shutdown_it_warns_and_returns(syncer, caplog, monkeypatch):
     monkeypatch.setattr("yeto_torch.learner.link.RELEASE_S", 0.2)
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     ended = in_background(optimizer.finish)
     group.cut(2, (1, 2), FINAL)
     group.next(FinalAck)
@@ -220,7 +203,7 @@ def test_without_shutdown_it_warns_and_returns(syncer, caplog, monkeypatch):
 
 def test_a_refusal_behind_the_acknowledgement_is_a_warning(syncer, caplog):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     ended = in_background(optimizer.finish)
     group.cut(2, (1, 2), FINAL)
     group.next(FinalAck)
@@ -234,7 +217,7 @@ def test_a_refusal_behind_the_acknowledgement_is_a_warning(syncer, caplog):
 
 def test_a_refusal_before_the_cut_raises_out_of_finish(syncer):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     ended = in_background(optimizer.finish)
     group.error("learner 1 is gone for good")
     assert isinstance(ended(), RefusedError)
@@ -316,7 +299,7 @@ def test_a_script_that_ends_with_the_cut_at_hand_takes_it_first(syncer, root):
 
 def test_the_budget_is_reported_once_and_then_frozen_parameters_are_consolidated(syncer):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model, budget_steps=4, merge_alpha=0.5)
+    optimizer, group = trained(syncer, model, budget_steps=4, merge_alpha=0.5)
     for _ in range(3):
         gradients(model, [vector(1, 1, 1), vector(1, 1)])
         optimizer.step(tokens=10)
@@ -357,7 +340,7 @@ def test_the_budget_is_reported_once_and_then_frozen_parameters_are_consolidated
 @pytest.mark.parametrize("steps", [0, 2, -1])
 def test_a_wrong_budget_raises_before_anything_is_sent(syncer, steps):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     with pytest.raises(ValueError, match="1 local steps were made"):
         optimizer.report_budget(steps)
     zero_gradients(model)
@@ -368,7 +351,7 @@ def test_a_wrong_budget_raises_before_anything_is_sent(syncer, steps):
 
 def test_a_report_waits_for_a_connection(syncer):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     group.cut_off()
     await_session(optimizer, lambda s: s.generation is None)
     optimizer.report_budget(1)
@@ -393,7 +376,7 @@ def test_learner_0_writes_the_layout_into_the_run_folder(syncer, tmp_path, monke
 
 def test_an_answer_with_steps_inside_finish_is_the_usual_one(syncer):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     gradients(model, [vector(1, 1, 1), vector(1, 1)])
     optimizer.step(tokens=6)
     ended = in_background(optimizer.finish)
@@ -407,7 +390,7 @@ def test_an_answer_with_steps_inside_finish_is_the_usual_one(syncer):
 
 def test_a_pull_that_came_during_training_is_answered_with_zeros_once_the_data_has_ended(syncer):
     model = model_of(**TWO)
-    optimizer, group = started(syncer, model)
+    optimizer, group = trained(syncer, model)
     group.pull(0, 1)
     pulled(optimizer, 0, 1)
     ended = in_background(optimizer.finish)

@@ -5,17 +5,16 @@ closure after the end.
 import pytest
 import torch
 
-from tests.support.joined_learners import (
+from tests.support.joined_learner import (
     await_session,
     gradients,
     heard,
-    join,
     model_of,
     pulled,
+    started,
     vector,
     zero_gradients,
 )
-from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch import RefusedError, RunError
 
 ANCHORS = [vector(1, 2, 3), vector(4, 5)]
@@ -23,16 +22,23 @@ ONES = [torch.ones(3), torch.ones(2)]
 
 
 @pytest.fixture
-def joined():
+def joined(syncer):
     """(model, optimizer, group) of a learner that has adopted ANCHORS at its local step 1; plain SGD, lr 0.1."""
     model = model_of(a=vector(0, 0, 0), b=vector(0, 0))
-    with ScriptedSyncer() as syncer, join(syncer, model, fragments=2) as optimizer:
-        group = syncer.group(0)
-        group.broadcast_all(0, ANCHORS)
-        heard(optimizer, a=(0, 0), b=(1, 0))
-        zero_gradients(model)
-        optimizer.step()
+    optimizer, group = started(syncer, model, ANCHORS, fragments=2)
+    with optimizer:
         yield model, optimizer, group
+
+
+@pytest.fixture
+def ended(joined):
+    """(model, optimizer) of a learner that has installed the final cut, nines."""
+    model, optimizer, group = joined
+    group.cut(1, (1, 1), [vector(9, 9, 9), vector(9, 9)])
+    await_session(optimizer, lambda s: s._cut.to_install)
+    zero_gradients(model)
+    optimizer.step()
+    return model, optimizer
 
 
 def answer(optimizer, group, step, **fields):
@@ -87,23 +93,15 @@ def test_a_checkpoint_loaded_over_the_model_is_dropped_by_resync(joined):
     assert torch.allclose(group.delta(push), torch.full((3,), -0.1))
 
 
-def test_resync_after_the_final_cut_is_refused(joined):
-    model, optimizer, group = joined
-    group.cut(1, (1, 1), [vector(9, 9, 9), vector(9, 9)])
-    await_session(optimizer, lambda s: s._cut.to_install)
-    zero_gradients(model)
-    optimizer.step()
+def test_resync_after_the_final_cut_is_refused(ended):
+    model, optimizer = ended
     with pytest.raises(RunError, match="resync"):
         optimizer.resync()
     assert torch.equal(model.a, vector(9, 9, 9))
 
 
-def test_a_closure_still_runs_after_the_final_cut_and_moves_nothing(joined):
-    model, optimizer, group = joined
-    group.cut(1, (1, 1), [vector(9, 9, 9), vector(9, 9)])
-    await_session(optimizer, lambda s: s._cut.to_install)
-    zero_gradients(model)
-    optimizer.step()
+def test_a_closure_still_runs_after_the_final_cut_and_moves_nothing(ended):
+    model, optimizer = ended
 
     def closure():
         loss = model.a.sum()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.joined_learners import await_session, heard, join, model_of, zero_gradients
+from tests.support.joined_learner import await_session, heard, join, model_of, started, zero_gradients
 from tests.support.scripted_syncer import ScriptedGroup, ScriptedSyncer
 from tests.support.wire_by_hand import chunk, frame
 from yeto_torch import PeerError, RefusedError, YetoOuterOptimizer
@@ -102,19 +102,9 @@ def violations() -> Iterator[Violation]:
     yield Violation("CHUNK that holds another length", chunk(9, 41, 0, frame(5, bytes(28), length=27)), "says 27")
 
 
-@pytest.fixture
-def syncer() -> Iterator[ScriptedSyncer]:
-    with ScriptedSyncer() as syncer:
-        yield syncer
-
-
 def trained(syncer: ScriptedSyncer, model: torch.nn.Module) -> tuple[YetoOuterOptimizer, ScriptedGroup]:
     """A learner with the first weights of both fragments, ones, adopted."""
-    optimizer = join(syncer, model, fragments=F)
-    group = syncer.group(0)
-    group.broadcast_all(0, [torch.ones(NUMEL)] * F)
-    heard(optimizer, f0=(0, 0), f1=(1, 0))
-    step(optimizer, model)
+    optimizer, group = started(syncer, model, [torch.ones(NUMEL)] * F, fragments=F)
     assert bytes_of(model) == ONES * F
     return optimizer, group
 
@@ -205,11 +195,7 @@ def resident() -> int:
 def test_broadcasts_and_pulls_without_end_are_not_kept(syncer):
     numel = 250_000
     model = model_of(a=torch.zeros(numel), b=torch.zeros(numel))
-    optimizer = join(syncer, model, fragments=F)
-    group = syncer.group(0)
-    group.broadcast_all(0, [torch.ones(numel)] * F)
-    heard(optimizer, f0=(0, 0), f1=(1, 0))
-    step(optimizer, model)
+    optimizer, group = started(syncer, model, [torch.ones(numel)] * F, fragments=F)
     before = resident()
     for version in range(1, 301):  # 300 MB while the training thread is busy elsewhere
         group.raw(bcast(0, version, bytes(4 * numel)))
@@ -224,11 +210,7 @@ def test_broadcasts_and_pulls_without_end_are_not_kept(syncer):
 def test_finals_without_end_are_not_kept(syncer):
     numel = 250_000
     model = model_of(a=torch.zeros(numel), b=torch.zeros(numel))
-    optimizer = join(syncer, model, fragments=F)
-    group = syncer.group(0)
-    group.broadcast_all(0, [torch.ones(numel)] * F)
-    heard(optimizer, f0=(0, 0), f1=(1, 0))
-    step(optimizer, model)
+    optimizer, group = started(syncer, model, [torch.ones(numel)] * F, fragments=F)
     before = resident()
     for version in range(1, 301):
         group.raw(final(0, version, bytes(4 * numel)))

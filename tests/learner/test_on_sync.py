@@ -5,20 +5,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.joined_learners import heard, join, model_of, vector, zero_gradients
-from tests.support.scripted_syncer import ScriptedSyncer
+from tests.support.joined_learner import heard, join, model_of, started, vector, zero_gradients
 from yeto_torch.config import LearnerConfig
 from yeto_torch.learner.syncs import Sync
 from yeto_torch.wire.messages import FinalAck
 
 TWO = {"a": vector(1, 2, 3), "b": vector(4, 5)}
 VALUES = [vector(10, 20, 30), vector(40, 50)]
-
-
-@pytest.fixture
-def syncer():
-    with ScriptedSyncer() as syncer:
-        yield syncer
 
 
 @contextmanager
@@ -41,12 +34,7 @@ def test_every_broadcast_is_told_once_behind_its_boundary_on_the_training_thread
         records.append(record)
         seen.append((threading.get_ident(), model.a.tolist(), model.b.tolist()))
 
-    optimizer = join(syncer, model, fragments=2, on_sync=on_sync)
-    group = syncer.group(0)
-    group.broadcast_all(0, VALUES)
-    heard(optimizer, a=(0, 0), b=(1, 0))
-    zero_gradients(model)
-    optimizer.step(tokens=7)
+    optimizer, group = started(syncer, model, VALUES, fragments=2, on_sync=on_sync, tokens=7)
     assert [told(r) for r in records] == [(0, 0, None, 0, 1, 7), (1, 0, None, 0, 1, 7)]
     assert seen == [(threading.get_ident(), [10, 20, 30], [40, 50])] * 2  # both are in place before the first is told
     assert records[0].stats == records[1].stats == optimizer.stats
@@ -68,12 +56,9 @@ def test_every_broadcast_is_told_once_behind_its_boundary_on_the_training_thread
 
 def test_the_final_cut_is_told_with_the_final_parameters(syncer):
     model, records = model_of(**TWO), []
-    optimizer = join(syncer, model, fragments=2, on_sync=lambda r: records.append((r, model.a.tolist())))
-    group = syncer.group(0)
-    group.broadcast_all(0, VALUES)
-    heard(optimizer, a=(0, 0), b=(1, 0))
-    zero_gradients(model)
-    optimizer.step(tokens=3)
+    optimizer, group = started(
+        syncer, model, VALUES, fragments=2, on_sync=lambda r: records.append((r, model.a.tolist())), tokens=3
+    )
     with released(group):
         group.cut(2, (1, 2), [vector(7, 8, 9), vector(6, 5)])
         optimizer.finish()
@@ -110,12 +95,7 @@ def test_what_it_raises_comes_out_of_step_with_a_note_and_training_may_go_on(syn
         if record.version == 1:
             raise KeyError("no such metric")
 
-    optimizer = join(syncer, model, fragments=2, on_sync=on_sync)
-    group = syncer.group(0)
-    group.broadcast_all(0, VALUES)
-    heard(optimizer, a=(0, 0), b=(1, 0))
-    zero_gradients(model)
-    optimizer.step()
+    optimizer, group = started(syncer, model, VALUES, fragments=2, on_sync=on_sync)
     group.broadcast(0, 1, vector(5, 5, 5))
     heard(optimizer, a=(0, 1))
     with pytest.raises(KeyError, match="no such metric") as caught:
@@ -137,12 +117,7 @@ def test_a_callback_that_raises_while_leaving_does_not_keep_the_connection(synce
             raise RuntimeError("the writer is closed")
 
     model = model_of(**TWO)
-    optimizer = join(syncer, model, fragments=2, on_sync=on_sync)
-    group = syncer.group(0)
-    group.broadcast_all(0, VALUES)
-    heard(optimizer, a=(0, 0), b=(1, 0))
-    zero_gradients(model)
-    optimizer.step()
+    optimizer, group = started(syncer, model, VALUES, fragments=2, on_sync=on_sync)
     with released(group):
         group.cut(2, (1, 2), [vector(7, 8, 9), vector(6, 5)])
         with pytest.raises(RuntimeError, match="the writer is closed"):

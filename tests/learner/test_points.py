@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.joined_learners import gradients, heard, join, model_of, vector
+from tests.support.joined_learner import gradients, heard, join, model_of, vector
 from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch.learner.points import points_beside
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.joined_learners import await_session, flat, gradients, heard, join, model_of, pulled
+from tests.support.joined_learner import await_session, flat, gradients, heard, join, model_of, pulled
 from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch.wire.messages import PushFragment
 

@@ -4,18 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.joined_learners import (
-    flat,
-    gradients,
-    heard,
-    join,
-    model_of,
-    pulled,
-    vector,
-    zero_gradients,
-)
-from tests.support.raw_sockets import until
-from tests.support.scripted_syncer import ScriptedSyncer
+from tests.support.joined_learner import flat, gradients, heard, join, model_of, pulled, started, vector, zero_gradients
+from tests.support.waiting import until
 from yeto_torch.fragments import build_layout
 from yeto_torch.wire.codec import encode
 from yeto_torch.wire.constants import SLICE_BYTES, WireDType
@@ -23,25 +13,7 @@ from yeto_torch.wire.errors import NonFiniteError, PeerError
 from yeto_torch.wire.layout import contract_hash
 from yeto_torch.wire.messages import Heartbeat, InitParams, PushFragment
 
-
-@pytest.fixture
-def syncer():
-    with ScriptedSyncer() as syncer:
-        yield syncer
-
-
 TWO = {"a": vector(1, 2, 3), "b": vector(4, 5)}
-
-
-def started(syncer, model, values, version=0, **arguments):
-    """(optimizer, group) with first anchors ``values`` adopted at local step 1."""
-    optimizer = join(syncer, model, **arguments)
-    group = syncer.group(len(syncer.groups) - 1 if syncer.groups else 0)
-    group.broadcast_all(version, values)
-    heard(optimizer, **{f"f{f}": (f, version) for f in range(len(values))})
-    zero_gradients(model)
-    optimizer.step()
-    return optimizer, group
 
 
 def test_hello_says_what_the_learner_is(syncer):

@@ -3,9 +3,9 @@
 import signal
 
 from tests.ranks.support import raised, results, start_island
-from tests.support.processes import until
 from tests.support.real_learners import same_weights
 from tests.support.saved_parameters import final_state
+from tests.support.waiting import until
 
 KEYS = ["preset=direct", "schedule.sync_interval_steps=0", "schedule.min_round_interval_ms=30"]
 KEYS += ["schedule.grace_ms=300", "schedule.quorum=2"]

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from syncer.checkpoint.files import marker_path
-from syncer.checkpoint.format import Snapshot, parse
+from tests.support.checkpoint_bytes import parse_bytes
 from tests.support.fake_disk import FakeDisk, Inode
 
 CHECKPOINT = Path("/disk/state.ckpt")
@@ -55,17 +55,4 @@ class SimDisk(FakeDisk):
         survivors = self.survivors(CHECKPOINT)
         if None in survivors:
             return None
-        return min(read(data).step for data in survivors if data is not None)
-
-
-def read(data: bytes) -> Snapshot:
-    """The real reader on bytes. Raises StateError."""
-    reader, offset = parse(len(data)), 0
-    try:
-        while True:
-            view = next(reader)
-            view[:] = data[offset : offset + view.nbytes]
-            offset += view.nbytes
-    except StopIteration as done:
-        snapshot: Snapshot = done.value
-        return snapshot
+        return min(parse_bytes(data).step for data in survivors if data is not None)

@@ -20,9 +20,10 @@ from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.merge.merge import merge_fragment
 from syncer.state import GlobalState
-from tests.sim.disk import CHECKPOINT, MARKER, SimDisk, read
+from tests.sim.disk import CHECKPOINT, MARKER, SimDisk
 from tests.sim.scenario import Scenario
 from tests.sim.world import SafetyError, World
+from tests.support.checkpoint_bytes import parse_bytes
 from yeto_torch.wire import codec
 from yeto_torch.wire.messages import PushFragment
 
@@ -346,7 +347,7 @@ class Judge:
 
     def saved(self, step: int, disk: SimDisk) -> None:
         """A checkpoint was reported written."""
-        rows = read(disk.files[CHECKPOINT]).ledger
+        rows = parse_bytes(disk.files[CHECKPOINT]).ledger
         told = {row.learner: (row.merges, row.steps, row.tokens) for row in rows}
         self.claim(told == self.ledgers[step], f"the ledger of step {step} says {told}, it is {self.ledgers[step]}")
         self.claim(disk.oldest_step() == step, f"the checkpoint of step {step} could still be lost")

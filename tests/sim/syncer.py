@@ -27,12 +27,13 @@ from syncer.merge import intake
 from syncer.merge.merge import merge_fragment
 from syncer.merge.weights import learner_weight
 from syncer.state import GlobalState
-from tests.sim.disk import CHECKPOINT, SimDisk, read
+from tests.sim.disk import CHECKPOINT, SimDisk
 from tests.sim.faults import CrashError, Faults
 from tests.sim.judge import Judge
 from tests.sim.network import Connection
 from tests.sim.scenario import Scenario
 from tests.sim.world import SafetyError, Thread, Wait, World
+from tests.support.checkpoint_bytes import parse_bytes
 from tests.support.coordinator_desk import CONTRACT, PROFILE
 from tests.support.fake_disk import PowerCutError
 from yeto_torch.wire import codec
@@ -75,7 +76,7 @@ class SyncerNode:
     def start(self) -> None:
         """Begin a process, from whatever the disk holds."""
         data = self.disk.files.get(CHECKPOINT)
-        snapshot = None if data is None else read(data)
+        snapshot = None if data is None else parse_bytes(data)
         if snapshot is None and self.exits:
             self.restarted_fresh()
         self.process = Process(self, snapshot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.support.attacker import descriptors, status
-from tests.support.processes import Processes, Syncer
+from tests.support.processes import Processes, Syncer, overriding
 from tests.support.scripted_learner import Peer
 from tests.wire.hostile import CONTRACT, FINGERPRINT, LAYOUT, LEARNERS
 from yeto_torch.wire.codec import as_tensor, check_finite
@@ -42,9 +42,8 @@ class Run:
             "schedule.quorum_timeout_s": "3600",
             "checkpoint.every": "50",
         }
-        chosen = {override.partition("=")[0] for override in overrides}
-        given = [f"{key}={value}" for key, value in defaults.items() if key not in chosen]
-        self.syncer: Syncer = processes.syncer(*given, *overrides, learners=LEARNERS, total_steps=10**6)
+        keys = overriding(defaults, overrides)
+        self.syncer: Syncer = processes.syncer(*keys, learners=LEARNERS, total_steps=10**6)
         self.peers = [self.peer(learner) for learner in range(LEARNERS)]
         self.peers[0].init([np.zeros(fragment.numel, np.float32) for fragment in layout.fragments])
         self.step = 0

@@ -14,12 +14,13 @@ import time
 
 import numpy as np
 
-from tests.support.processes import WAIT_S, Processes, Running, Syncer, until
+from tests.support.processes import Processes, Running, Syncer
 from tests.support.real_learners import same_weights, start_script
 from tests.support.relay import Proxy
 from tests.support.saved_parameters import final_state, saved, saved_step
 from tests.support.scripted_learner import Journal, Peer
 from tests.support.toy_model import toy
+from tests.support.waiting import WAIT_S, until
 from yeto_torch.fragments import build_layout
 from yeto_torch.wire.layout import Layout, contract_hash
 from yeto_torch.wire.messages import BcastFragment, PullReq

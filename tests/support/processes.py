@@ -16,8 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,9 @@ from typing import Any
 import pytest
 
 from syncer.tape import merges, read_tape
+from tests.support.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WAIT_S = 60.0  # for what takes a second at most on a free machine
 
 
 class Running:
@@ -262,15 +261,10 @@ class Zygote:
         self._line.close()
 
 
-def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, pause_s: float = 0.02) -> Any:
-    """The first true value of ``condition``, for what only a look at a file or another process tells."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(pause_s)
+def overriding(defaults: Mapping[str, str], overrides: Sequence[str]) -> list[str]:
+    """``key=value`` words for a syncer: the defaults that are not overridden, then the overrides."""
+    chosen = {override.partition("=")[0] for override in overrides}
+    return [*(f"{key}={value}" for key, value in defaults.items() if key not in chosen), *overrides]
 
 
 @pytest.fixture(scope="session")

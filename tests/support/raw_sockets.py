@@ -5,14 +5,16 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from tests.support.waiting import until
 from tests.support.wire_by_hand import limits_to, plain_layout
 from yeto_torch.wire.constants import Direction, WireDType
 from yeto_torch.wire.layout import WireLayout
-from yeto_torch.wire.messages import Message
+from yeto_torch.wire.messages import Message, encode
 from yeto_torch.wire.transport.group import Closed, Group
+from yeto_torch.wire.transport.sockets import Stream
 
 PATIENCE_S = 20.0  # a deadline for what should take milliseconds, on a busy machine
 SMALL_BUFFER = 4096  # the kernel doubles and rounds it
@@ -35,6 +37,27 @@ def loopback(buffer: int | None = None) -> tuple[socket.socket, socket.socket]:
         near.connect(listener.getsockname())
         far, _ = listener.accept()
     return near, far
+
+
+def raw(message: Message) -> bytes:
+    """A message as the bytes of its frame."""
+    return b"".join(encode(message))
+
+
+def in_thread(call: Callable[..., object], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=call, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Whoever dials, until the listener is closed."""
+    while True:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        yield sock
 
 
 def reset(sock: socket.socket) -> None:
@@ -195,10 +218,47 @@ class Rig:
                 sock.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a fact that nobody announces."""
-    deadline = time.monotonic() + PATIENCE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.002)
+# ---------------------------------------------------------- what holds for a stream on any socket, with TLS or without
+
+
+def a_slow_reader_is_waited_for(stream: Stream, read: Callable[[], object], *, pace_s: float) -> None:
+    """A write timeout of 0.5 s counts from the last byte that the other side took, not from the beginning."""
+    failure: list[tuple[float, str]] = []
+
+    def write() -> None:
+        try:
+            stream.write([bytes(10**8)], 0.5)
+        except TimeoutError as error:
+            failure.append((time.monotonic(), str(error)))
+
+    writer = in_thread(write)
+    begin, pace = time.monotonic(), threading.Event()
+    while time.monotonic() < begin + 1.5:  # three times the timeout: slow, but alive
+        read()
+        assert not pace.wait(pace_s)
+        assert not failure
+    stopped = time.monotonic()
+    writer.join(PATIENCE_S)
+    ((at, text),) = failure
+    assert "0.5 s" in text
+    assert at - stopped > 0.3
+
+
+def a_shutdown_wakes_both_sides(stream: Stream, stalled: Callable[[], bool]) -> None:
+    """A writer whose peer does not read, and a reader whose peer says nothing, both end at once."""
+    outcome: list[OSError] = []
+
+    def write() -> None:
+        try:
+            stream.write([bytes(10**7)], 600)
+        except OSError as error:
+            outcome.append(error)
+
+    writer, reader = in_thread(write), in_thread(stream.discard)
+    until(stalled)
+    stream.shutdown()
+    writer.join(PATIENCE_S)
+    reader.join(PATIENCE_S)
+    assert not writer.is_alive()
+    assert not reader.is_alive()
+    assert len(outcome) == 1

@@ -21,9 +21,9 @@ from torch import nn
 
 from tests.support.processes import Processes, Running
 from tests.support.toy_model import digest, flat, loss_of, toy
+from tests.support.waiting import WAIT_S
 from yeto_torch import YetoOuterOptimizer
 
-WAIT_S = 60.0
 SCRIPT = str(Path(__file__).with_name("learner_script.py"))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tests.support.raw_sockets import accepted
 from yeto_torch.wire.constants import MessageType
 from yeto_torch.wire.messages import DataHello, Hello, Message, decode, decode_hello
 
@@ -127,11 +128,7 @@ class Proxy:
                             yield hello, decode(inner, body)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
+        for client in accepted(self._listener):
             threading.Thread(target=self._relay, args=(client,), name="proxy", daemon=True).start()
 
     def _relay(self, client: socket.socket) -> None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from tests.support.raw_sockets import accepted
 from yeto_torch.wire.codec import decode, encode
 from yeto_torch.wire.constants import Direction, MessageType, WireDType
 from yeto_torch.wire.errors import LocalError, PeerError
@@ -191,11 +192,7 @@ class ScriptedSyncer:
             group.group.join(WAIT_S)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
+        for sock in accepted(self._listener):
             tune(sock)
             self._admit(sock)
 

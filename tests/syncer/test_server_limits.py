@@ -17,7 +17,7 @@ from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.reception import Decoding, Reception
 from tests.support.coordinator_desk import CONTRACT, FINGERPRINT, hello, layout_of, session_policy, syncer_policy
-from tests.support.processes import until
+from tests.support.waiting import until
 from tests.support.wire_by_hand import frame
 from tests.syncer.test_server import Caller, Door
 from yeto_torch.wire.constants import MessageType

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.contract.loop import loss_of, network, same, scaled_step, train
-from tests.support.joined_learners import join, vector, zero_gradients
+from tests.support.joined_learner import join, vector, zero_gradients
 from tests.support.scripted_syncer import ScriptedSyncer
 from yeto_torch import YetoOuterOptimizer
 

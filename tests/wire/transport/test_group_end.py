@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.raw_sockets import LAYOUT, PATIENCE_S, SMALL_BUFFER, Recorder, Rig, loopback, reset, until
+from tests.support.raw_sockets import LAYOUT, PATIENCE_S, SMALL_BUFFER, Recorder, Rig, loopback, raw, reset
+from tests.support.waiting import until
 from tests.support.wire_by_hand import chunk, frame, limits_to
 from yeto_torch.wire.constants import Direction, MessageType
 from yeto_torch.wire.errors import LocalError, PeerError
@@ -23,7 +24,6 @@ from yeto_torch.wire.messages import (
     PullReq,
     PushFragment,
     Shutdown,
-    encode,
 )
 from yeto_torch.wire.transport import group as module
 from yeto_torch.wire.transport.group import Group
@@ -32,17 +32,6 @@ from yeto_torch.wire.transport.sockets import Stream
 UP, DOWN = Direction.TO_SYNCER, Direction.TO_LEARNER
 M = MessageType
 CLOSED_HERE = "closed here"
-
-
-@pytest.fixture
-def rig():
-    rig = Rig()
-    yield rig
-    rig.finish()
-
-
-def raw(message) -> bytes:
-    return b"".join(encode(message))
 
 
 def push(fragment: int, nbytes: int | None = None, where: int | None = None) -> PushFragment:

@@ -7,7 +7,8 @@ import weakref
 
 import pytest
 
-from tests.support.raw_sockets import LAYOUT, PATIENCE_S, SMALL_BUFFER, Rig, until
+from tests.support.raw_sockets import LAYOUT, PATIENCE_S, SMALL_BUFFER, raw
+from tests.support.waiting import until
 from tests.support.wire_by_hand import chunks, frame, plain_layout, same
 from yeto_torch.wire.constants import SLICE_BYTES, Direction, MessageType
 from yeto_torch.wire.messages import (
@@ -19,19 +20,11 @@ from yeto_torch.wire.messages import (
     PullReq,
     PushFragment,
     Shutdown,
-    encode,
 )
 
 UP, DOWN = Direction.TO_SYNCER, Direction.TO_LEARNER
 M = MessageType
 WIDE = plain_layout(*[100_000] * 8)
-
-
-@pytest.fixture
-def rig():
-    rig = Rig()
-    yield rig
-    rig.finish()
 
 
 def bcast(fragment: int, version: int = 1, layout=LAYOUT) -> BcastFragment:
@@ -41,10 +34,6 @@ def bcast(fragment: int, version: int = 1, layout=LAYOUT) -> BcastFragment:
 
 def push(fragment: int, step: int = 1) -> PushFragment:
     return PushFragment(0, fragment, step, 1, 0, 5, 5, 50, bytes([step % 256]) * (LAYOUT.numels[fragment] * 4))
-
-
-def raw(message) -> bytes:
-    return b"".join(encode(message))
 
 
 # ---------------------------------------------------------------------------------------------------- memory

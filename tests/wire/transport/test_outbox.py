@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.raw_sockets import raw
 from yeto_torch.wire.constants import SLICE_BYTES, MessageType
 from yeto_torch.wire.errors import LocalError, PeerError
 from yeto_torch.wire.messages import (
@@ -16,7 +17,6 @@ from yeto_torch.wire.messages import (
     Heartbeat,
     PullReq,
     Shutdown,
-    encode,
 )
 from yeto_torch.wire.transport.outbox import Job, Outbox
 
@@ -34,10 +34,6 @@ def outbox(streams: int = 0, attached: int | None = None) -> Outbox:
 def text(job: Job | None) -> bytes:
     assert job is not None
     return b"".join(job.parts)
-
-
-def raw(message) -> bytes:
-    return b"".join(encode(message))
 
 
 def drain(box: Outbox, stream: int = 0, now: float = 0.0) -> list[bytes]:

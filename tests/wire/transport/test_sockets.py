@@ -7,7 +7,16 @@ import time
 
 import pytest
 
-from tests.support.raw_sockets import PATIENCE_S, SMALL_BUFFER, loopback, reset, until
+from tests.support.raw_sockets import (
+    PATIENCE_S,
+    SMALL_BUFFER,
+    a_shutdown_wakes_both_sides,
+    a_slow_reader_is_waited_for,
+    in_thread,
+    loopback,
+    reset,
+)
+from tests.support.waiting import until
 from tests.support.wire_by_hand import HELLO_G, frame, golden, same
 from yeto_torch.wire.errors import PeerError
 from yeto_torch.wire.messages import BcastFragment, Error, decode, encode
@@ -31,12 +40,6 @@ def narrow():
     yield near, far
     near.close()
     far.close()
-
-
-def in_thread(call, *args) -> threading.Thread:
-    thread = threading.Thread(target=call, args=args, daemon=True)
-    thread.start()
-    return thread
 
 
 def receive_all(sock: socket.socket) -> bytes:
@@ -262,48 +265,12 @@ def test_a_tensor_is_written_from_where_it_lies(pair):
 
 def test_the_write_timeout_counts_from_the_last_byte_accepted(narrow):
     near, far = narrow
-    stream = Stream(0, near)
-    failure = []
-
-    def write():
-        try:
-            stream.write([bytes(10**8)], 0.5)
-        except TimeoutError as error:
-            failure.append((time.monotonic(), str(error)))
-
-    writer = in_thread(write)
-    begin = time.monotonic()
-    pace = threading.Event()
-    while time.monotonic() < begin + 1.5:  # three times the timeout: slow, but alive
-        far.recv(100_000)
-        assert not pace.wait(0.02)
-        assert not failure
-    stopped = time.monotonic()
-    writer.join(PATIENCE_S)
-    ((at, text),) = failure
-    assert "0.5 s" in text
-    assert at - stopped > 0.3
+    a_slow_reader_is_waited_for(Stream(0, near), lambda: far.recv(100_000), pace_s=0.02)
 
 
 def test_a_shutdown_wakes_a_stalled_writer_and_a_reader(narrow):
-    near, _ = narrow
-    stream = Stream(0, near)
-    outcome = []
-
-    def write():
-        try:
-            stream.write([bytes(10**7)], 600)
-        except OSError as error:
-            outcome.append(error)
-
-    writer, reader = in_thread(write), in_thread(stream.discard)
-    until(lambda: stream.bytes_sent > 0)
-    stream.shutdown()
-    writer.join(PATIENCE_S)
-    reader.join(PATIENCE_S)
-    assert not writer.is_alive()
-    assert not reader.is_alive()
-    assert len(outcome) == 1
+    stream = Stream(0, narrow[0])
+    a_shutdown_wakes_both_sides(stream, stalled=lambda: stream.bytes_sent > 0)
 
 
 def test_lingering_ends_with_the_peer_or_the_deadline(pair):

@@ -13,7 +13,17 @@ import time
 import pytest
 
 from tests.support.certificates import Authority
-from tests.support.raw_sockets import LAYOUT, PATIENCE_S, SMALL_BUFFER, Recorder, loopback, until
+from tests.support.raw_sockets import (
+    LAYOUT,
+    PATIENCE_S,
+    SMALL_BUFFER,
+    Recorder,
+    a_shutdown_wakes_both_sides,
+    a_slow_reader_is_waited_for,
+    in_thread,
+    loopback,
+)
+from tests.support.waiting import until
 from tests.support.wire_by_hand import HELLO_G, frame, limits_to, same
 from yeto_torch.wire.constants import Direction, WireDType
 from yeto_torch.wire.errors import PeerError
@@ -106,12 +116,6 @@ def pair(meet):
 def narrow(meet):
     meeting = meet(buffer=SMALL_BUFFER)
     return meeting.client, meeting.server
-
-
-def in_thread(call, *args):
-    thread = threading.Thread(target=call, args=args, daemon=True)
-    thread.start()
-    return thread
 
 
 def exactly(sock, count):
@@ -374,26 +378,9 @@ def test_reading_waits_as_long_as_it_was_told(pair):
 
 def test_the_write_timeout_counts_from_the_last_byte_accepted(narrow):
     near, far = narrow
-    stream, failure = Stream(0, near), []
-
-    def write():
-        try:
-            stream.write([bytes(10**8)], 0.5)
-        except TimeoutError as error:
-            failure.append((time.monotonic(), str(error)))
-
-    writer = in_thread(write)
-    begin, pace, room = time.monotonic(), threading.Event(), bytearray(2_000)
     far.settimeout(PATIENCE_S)
-    while time.monotonic() < begin + 1.5:  # slower than one batch of ciphertext per timeout, but alive
-        far.tcp.recv_into(room)
-        assert not pace.wait(0.05)
-        assert not failure
-    stopped = time.monotonic()
-    writer.join(PATIENCE_S)
-    ((at, text),) = failure
-    assert "0.5 s" in text
-    assert at - stopped > 0.3
+    room = bytearray(2_000)  # slower than one batch of ciphertext per timeout
+    a_slow_reader_is_waited_for(Stream(0, near), lambda: far.tcp.recv_into(room), pace_s=0.05)
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
@@ -512,22 +499,7 @@ def test_a_refusal_of_a_peer_that_does_not_read_is_bounded(narrow, monkeypatch):
 
 def test_a_shutdown_wakes_a_stalled_writer_and_a_reader(narrow):
     near, _ = narrow
-    stream, outcome = Stream(0, near), []
-
-    def write():
-        try:
-            stream.write([bytes(10**7)], 600)
-        except OSError as error:
-            outcome.append(error)
-
-    writer, reader = in_thread(write), in_thread(stream.discard)
-    until(lambda: bool(near._unsent))
-    stream.shutdown()
-    writer.join(PATIENCE_S)
-    reader.join(PATIENCE_S)
-    assert not writer.is_alive()
-    assert not reader.is_alive()
-    assert len(outcome) == 1
+    a_shutdown_wakes_both_sides(Stream(0, near), stalled=lambda: bool(near._unsent))
 
 
 # ---------------------------------------------------------------------------------------------------- groups

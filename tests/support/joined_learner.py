@@ -1,4 +1,4 @@
-"""Small models and optimizers joined to a scripted syncer, and waits for what the learner has heard."""
+"""A small model and its optimizer joined to a scripted syncer, and waits for what the learner has heard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.support.scripted_syncer import WAIT_S, ScriptedSyncer
+from tests.support.scripted_syncer import WAIT_S, ScriptedGroup, ScriptedSyncer
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.learner.session import Session
 
@@ -43,6 +43,25 @@ def join(
     }
     inner = torch.optim.SGD(model.parameters(), lr=0.1) if inner is None else inner
     return YetoOuterOptimizer(inner, model, syncer=syncer.address, **arguments)
+
+
+def started(
+    syncer: ScriptedSyncer,
+    model: torch.nn.Module,
+    values: list[torch.Tensor],
+    version: int = 0,
+    *,
+    tokens: int | None = None,
+    **arguments: Any,
+) -> tuple[YetoOuterOptimizer, ScriptedGroup]:
+    """An optimizer that has adopted ``values``, one per fragment, at its first step, which moved nothing by itself."""
+    optimizer = join(syncer, model, **arguments)
+    group = syncer.group(len(syncer.groups) - 1 if syncer.groups else 0)
+    group.broadcast_all(version, values)
+    heard(optimizer, **{f"f{f}": (f, version) for f in range(len(values))})
+    zero_gradients(model)
+    optimizer.step(tokens=tokens)
+    return optimizer, group
 
 
 def await_session(optimizer: YetoOuterOptimizer, true: Callable[[Session], bool]) -> None:
