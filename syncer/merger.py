@@ -132,7 +132,6 @@ class PooledMerger(Merger):
         self._jobs: dict[int, tuple[Merged, torch.Tensor]] = {}  # job -> its round, and where its matrix belongs
         self._numbers = itertools.count(1)
         self._pool = SvdPool(policy.svd, post)
-        self._pool.start()
 
     def start(self, effect: fx.Merge, momentum: torch.Tensor) -> bool:
         fragment = self._layout.fragments[effect.fragment]

@@ -23,15 +23,7 @@ from syncer.merge.intake import decode_gradient
 from syncer.merge.weights import learner_weight
 from yeto_torch.wire import codec
 from yeto_torch.wire.errors import PeerError
-from yeto_torch.wire.messages import (
-    BudgetDone,
-    FinalAck,
-    Heartbeat,
-    Hello,
-    InitParams,
-    Message,
-    PushFragment,
-)
+from yeto_torch.wire.messages import BudgetDone, FinalAck, Heartbeat, Hello, InitParams, Message, PushFragment
 
 _MAX_EVENTS = 64  # unhandled events of one group
 _SHORT = 1 << 18  # values

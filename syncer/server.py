@@ -40,13 +40,7 @@ from yeto_torch.wire.errors import LocalError, PeerError, RunError
 from yeto_torch.wire.frames import Frame
 from yeto_torch.wire.layout import WireLayout
 from yeto_torch.wire.limits import FirstFrameLimits, GroupLimits
-from yeto_torch.wire.messages import (
-    DataHello,
-    Hello,
-    Message,
-    decode,
-    decode_hello,
-)
+from yeto_torch.wire.messages import DataHello, Hello, Message, decode, decode_hello
 from yeto_torch.wire.transport.group import Closed, Group
 from yeto_torch.wire.transport.sockets import Socket, read_first_frame, refuse
 from yeto_torch.wire.transport.tls import NotTlsError, TlsError, TlsFileError, TlsSocket, server_context
@@ -77,6 +71,7 @@ class _Admitted:
 class _Early:
     """A data socket that came before its group's HELLO."""
 
+    member: Member
     sock: Socket
     index: int
     until: float
@@ -114,7 +109,7 @@ class Server:
         self._groups: dict[Member, _Admitted] = {}
         self._newest: dict[int, Member] = {}  # the last generation admitted per learner
         self._moved_before = (0, 0)  # (received, sent) by groups that are gone
-        self._early: OrderedDict[int, tuple[Member, _Early]] = OrderedDict()
+        self._early: OrderedDict[int, _Early] = OrderedDict()
         self._numbers = itertools.count(1)
         self._refusals = Semaphore(self._at_most(_MAX_REFUSALS))
         self._refusal_lines = RateLimiter(_REFUSAL_LINES)
@@ -148,7 +143,7 @@ class Server:
             self._closing = True
             groups = [entry.group for entry in self._groups.values()]
             sockets = (ticket.sock for ticket in self._tickets.values())
-            waiting = [*self._silent.values(), *sockets, *(early.sock for _, early in self._early.values())]
+            waiting = [*self._silent.values(), *sockets, *(early.sock for early in self._early.values())]
             self._changed.notify_all()
         if self._listener is not None:
             with suppress(OSError):
@@ -187,18 +182,17 @@ class Server:
             )
             self._groups[member] = _Admitted(group)
             self._newest[member.learner_id] = member
-            early = [(number, entry) for number, (whose, entry) in self._early.items() if whose == member]
-            for number, _ in early:
-                del self._early[number]
+            numbers = [number for number, entry in self._early.items() if entry.member == member]
+            early = [self._early.pop(number) for number in numbers]
             self._changed.notify_all()
         try:
             group.start()
         except RuntimeError as error:  # not one thread is to be had: the learner dials again
-            for _, entry in early:
+            for entry in early:
                 entry.sock.close()
             self._on_closed(member, Closed(f"no thread for {group.name}: {error}"))
             return
-        for _, entry in early:
+        for entry in early:
             self._attach(group, entry.index, entry.sock)
 
     def refuse(self, ticket: int, text: str) -> None:
@@ -355,10 +349,10 @@ class Server:
             entry, newest = self._groups.get(member), self._newest.get(member.learner_id)
             too_late = newest == member if entry is None else newest != member  # its group is dead, or superseded
             if entry is None and not too_late:
-                early = _Early(sock, hello.stream_index, now + _EARLY_S)
-                self._early[next(self._numbers)] = (member, early)
+                early = _Early(member, sock, hello.stream_index, now + _EARLY_S)
+                self._early[next(self._numbers)] = early
                 if len(self._early) > self._at_most(_MAX_EARLY):
-                    _, (_, crowded_out) = self._early.popitem(last=False)
+                    _, crowded_out = self._early.popitem(last=False)
                 self._changed.notify_all()
         if too_late:
             sock.close()
@@ -418,9 +412,9 @@ class Server:
                     return
                 now = time.monotonic()
                 asked = {ticket.member for ticket in self._tickets.values()}  # not yet decided on
-                waiting = {n: entry.until for n, (member, entry) in self._early.items() if member not in asked}
+                waiting = {n: entry.until for n, entry in self._early.items() if entry.member not in asked}
                 late = [number for number, until in waiting.items() if until <= now]
-                overdue = [self._early.pop(number)[1].sock for number in late]
+                overdue = [self._early.pop(number).sock for number in late]
                 deadlines = [until for until in waiting.values() if until > now]
                 idle = []
                 for entry in self._groups.values():

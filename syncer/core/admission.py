@@ -14,7 +14,7 @@ Source: protocol v4, first accepted HELLO; rulings on identities.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,41 +55,27 @@ class Identity:
         return Identity(hello.dtype, hello.layout, hello.fingerprint, hello.contract, hello.profile)
 
 
-class _Generations:
-    """The newest generations of one learner."""
-
-    def __init__(self) -> None:
-        self._order: deque[int] = deque()
-        self._known: set[int] = set()
-
-    def __contains__(self, generation: int) -> bool:
-        return generation in self._known
-
-    def add(self, generation: int) -> None:
-        if len(self._order) == _GENERATIONS:
-            self._known.discard(self._order.popleft())
-        self._order.append(generation)
-        self._known.add(generation)
-
-
 class Admission:
     """Decides on HELLOs and remembers the generations it let in."""
 
     def __init__(self, policy: SessionPolicy, profile: bytes, resume_check: ResumeCheck | None = None) -> None:
         self._policy, self._profile, self._resume_check = policy, profile, resume_check
-        self._admitted: dict[int, _Generations] = {}
+        # Per learner its newest generations, oldest first.
+        self._admitted: defaultdict[int, OrderedDict[int, None]] = defaultdict(OrderedDict)
         self.identity: Identity | None = None
 
     def decide(self, hello: Hello) -> str | None:
         """None: admitted, and the identity pinned if it was the first. Else the sentence why not."""
         refusal = self._profile_refusal(hello) or self._contract_refusal(hello) or self._resume_refusal(hello)
         refusal = refusal or self._identity_refusal(hello)
-        admitted = self._admitted.setdefault(hello.learner_id, _Generations())
+        admitted = self._admitted[hello.learner_id]
         if refusal is None and hello.generation in admitted:
             member = Member(hello.learner_id, hello.generation)
             refusal = f"{member} was admitted before: every connection needs a fresh generation"
         if refusal is None:
-            admitted.add(hello.generation)
+            if len(admitted) == _GENERATIONS:
+                admitted.popitem(last=False)
+            admitted[hello.generation] = None
             self.identity = self.identity or Identity.of(hello)
         return refusal
 

@@ -30,9 +30,6 @@ class Roster:
     def is_live(self, member: Member) -> bool:
         return member in self._live.get(member.learner_id, ())
 
-    def is_current(self, member: Member) -> bool:
-        return self._current.get(member.learner_id) == member
-
     def current_of(self, learner_id: int) -> Member | None:
         """The current live generation of one learner."""
         return self._current.get(learner_id)
@@ -50,7 +47,7 @@ class Roster:
         groups = self._live.get(member.learner_id, [])
         if member in groups:
             groups.remove(member)
-        if self._current.get(member.learner_id) == member:
+        if self.current_of(member.learner_id) == member:
             del self._current[member.learner_id]
             self._absent_since[member.learner_id] = now
 

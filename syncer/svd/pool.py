@@ -1,7 +1,6 @@
 """The exact-SVD pool: one child process per device, one thread that talks to each, one that watches the clock.
 
-    pool = SvdPool(policy.svd, on_event)
-    pool.start()
+    pool = SvdPool(policy.svd, on_event)   # starts the children
     pool.submit(7, matrix)        # later, from another thread: on_event(Delivered(7, flat))
     pool.drain()                  # takes no more, returns when everything admitted is delivered
     pool.close()                  # kills and reaps the children, whatever they do
@@ -83,6 +82,8 @@ class _Worker:
 class SvdPool:
     """Makes the spectra of matrices flat, in children that can be killed.
 
+    The children are started at once; what goes wrong with them is reported as ``Poisoned``.
+
     ``on_event`` is called from the pool's threads, one call at a time and never after ``Poisoned``; it must only pass
     the event on. All methods may be called from any thread, and none but ``drain`` and ``close`` waits.
 
@@ -99,36 +100,28 @@ class SvdPool:
         *,
         command: Sequence[str] = WORKER,
     ) -> None:
-        self._policy, self._on_event, self._command = policy, on_event, tuple(command)
+        self._policy, self._on_event = policy, on_event
         self._changed = threading.Condition(threading.RLock())
-        self._ledger: lg.SvdLedger | None = None
-        self._workers: list[_Worker] = []
         self._jobs: dict[int, _Job] = {}
         self._results: dict[int, Tensor] = {}
-
-    # ------------------------------------------------------------------ for the owner
-
-    def start(self) -> None:
-        """Start the children; returns at once. What goes wrong with them is reported as ``Poisoned``."""
-        devices = resolve_devices(self._policy.devices)
+        devices = resolve_devices(policy.devices)
+        self._ledger = lg.SvdLedger(
+            [f"{index} ({device})" for index, device in enumerate(devices)],
+            capacity=policy.queue_capacity,
+            startup_timeout_s=policy.startup_timeout_s,
+            request_timeout_s=policy.request_timeout_s,
+            now=time.monotonic(),
+        )
+        self._workers = [_Worker(index, device) for index, device in enumerate(devices)]
+        threads = str(_threads_per_child(devices))
         with self._changed:
-            if self._ledger is not None:
-                raise LocalError("the exact-SVD pool was started twice")
-            self._ledger = lg.SvdLedger(
-                [f"{index} ({device})" for index, device in enumerate(devices)],
-                capacity=self._policy.queue_capacity,
-                startup_timeout_s=self._policy.startup_timeout_s,
-                request_timeout_s=self._policy.request_timeout_s,
-                now=time.monotonic(),
-            )
-            threads = _threads_per_child(devices)
-            for index, device in enumerate(devices):
-                worker = _Worker(index, device)
-                command = (*self._command, "--device", device, "--threads", str(threads))
-                worker.thread = _thread(f"svd worker {index}", self._watch, worker, command)
-                self._workers.append(worker)
+            for worker in self._workers:
+                arguments = (*command, "--device", worker.device, "--threads", threads)
+                worker.thread = _thread(f"svd worker {worker.index}", self._watch, worker, arguments)
                 worker.thread.start()
             _thread("svd deadlines", self._keep_time).start()
+
+    # ------------------------------------------------------------------ for the owner
 
     def submit(self, job_id: int, matrix: Tensor, scale: IsoScale = IsoScale.MEAN) -> None:
         """Have ``matrix`` flattened; ``Delivered(job_id, ...)`` follows, within ``request_timeout_s`` from now.
@@ -140,12 +133,11 @@ class SvdPool:
 
         Raises:
             StateError: the pool is poisoned, with its one message, or is drained.
-            LocalError: not a matrix of f32, or the pool was not started, or the id is in use.
+            LocalError: not a matrix of f32, or the id is in use.
         """
         if matrix.ndim != 2 or matrix.dtype != torch.float32 or not 1 <= matrix.numel() <= framing.MAX_NUMEL:
             raise LocalError(f"the exact-SVD pool takes f32 matrices, not {list(matrix.shape)} {matrix.dtype}")
         with self._changed:
-            self._started()
             if job_id in self._jobs:
                 raise LocalError(f"job {job_id} is already in the exact-SVD pool")
             self._jobs[job_id] = _Job(job_id, matrix, scale)
@@ -163,17 +155,13 @@ class SvdPool:
         """
         with self._changed:
             self._handle(lg.DrainAsked(self._policy.drain_timeout_s if timeout_s is None else timeout_s))
-            ledger = self._started()
-            self._changed.wait_for(lambda: ledger.state in lg.ENDED)
-            if ledger.reason is not None:
-                raise StateError(ledger.reason)
+            self._changed.wait_for(self._ended)
+            if self._ledger.reason is not None:
+                raise StateError(self._ledger.reason)
 
     def close(self) -> None:
         """Kill and reap the children at once and drop all work; idempotent."""
-        with self._changed:
-            if self._ledger is None:
-                return
-            self._handle(lg.CloseAsked())
+        self._handle(lg.CloseAsked())
         until = time.monotonic() + _REAP_S
         for worker in self._workers:
             if worker.thread is not None and worker.thread is not threading.current_thread():
@@ -185,7 +173,7 @@ class SvdPool:
     def poison(self) -> str | None:
         """The one message, once the pool is poisoned or was closed before it was drained."""
         with self._changed:
-            return None if self._ledger is None else self._ledger.reason
+            return self._ledger.reason
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -196,19 +184,14 @@ class SvdPool:
     def waiting_for(self) -> str:
         """What the pool is busy with, for a log line; empty when idle."""
         with self._changed:
-            return "" if self._ledger is None else self._ledger.waiting_for()
+            return self._ledger.waiting_for()
 
     # ------------------------------------------------------------------ effects, under the lock
-
-    def _started(self) -> lg.SvdLedger:
-        if self._ledger is None:
-            raise LocalError("the exact-SVD pool was not started")
-        return self._ledger
 
     def _handle(self, event: lg.Event) -> str | None:
         """Report an event to the ledger and do what it says; the reason if a submission was refused."""
         with self._changed:
-            return self._perform(self._started().handle(event, time.monotonic()))
+            return self._perform(self._ledger.handle(event, time.monotonic()))
 
     def _perform(self, effects: list[lg.Effect]) -> str | None:
         refused = None
@@ -248,17 +231,16 @@ class SvdPool:
 
     def _ended(self) -> bool:
         with self._changed:
-            return self._started().state in lg.ENDED
+            return self._ledger.state in lg.ENDED
 
     # ------------------------------------------------------------------ threads
 
     def _keep_time(self) -> None:
         with self._changed:
-            ledger = self._started()
-            while ledger.state not in lg.ENDED:
-                due = ledger.next_deadline()
+            while not self._ended():
+                due = self._ledger.next_deadline()
                 self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
-                self._perform(ledger.on_time(time.monotonic()))
+                self._perform(self._ledger.on_time(time.monotonic()))
 
     def _watch(self, worker: _Worker, command: Sequence[str]) -> None:
         """One child's life, on its own thread."""

@@ -15,7 +15,7 @@ def test_a_new_generation_supersedes_and_the_old_one_stays_live():
     assert roster.current == (new,), "the later connection counts, not the larger generation"
     assert roster.is_live(old)
     assert roster.is_live(new)
-    assert not roster.is_current(old)
+    assert roster.current_of(0) == new
 
 
 def test_the_late_end_of_a_superseded_group_removes_nothing_else():

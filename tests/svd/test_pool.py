@@ -101,7 +101,6 @@ def test_a_child_that_is_never_ready_poisons_at_the_deadline(mode):
 def test_a_command_that_cannot_be_started_poisons():
     events = queue.SimpleQueue()
     pool = SvdPool(svd_policy(devices=("cpu",)), events.put, command=("/nonexistent/python",))
-    pool.start()
     assert "could not be started" in events.get(timeout=10).reason
     pool.close()
 
@@ -271,16 +270,9 @@ def test_what_is_not_a_matrix_is_refused_and_harms_nobody(wrong):
         assert isinstance(pool.event(), Delivered)
 
 
-def test_calls_out_of_order_are_refused(gate):
+def test_a_number_in_use_is_refused(gate):
     path, _ = gate
-    pool = SvdPool(svd_policy(devices=("cpu",)), queue.SimpleQueue().put)
-    for call in (lambda: pool.submit(1, matrix()), pool.drain):
-        with pytest.raises(LocalError, match="not started"):
-            call()
-    pool.close()  # nothing to close
     with pool_of("gate", path) as pool:
-        with pytest.raises(LocalError, match="started twice"):
-            pool.start()
         pool.submit(1, matrix())
         with pytest.raises(LocalError, match="job 1 is already"):
             pool.submit(1, matrix())

@@ -44,7 +44,6 @@ def pool_of(*script, devices=("cpu",), **limits):
     """A started pool; of scripted children when a script is given, else of real ones."""
     command = {"command": (sys.executable, str(SCRIPTED), *map(str, script))} if script else {}
     pool = Watched(svd_policy(devices=devices, **{"startup_timeout_s": PATIENCE_S, **limits}), **command)
-    pool.start()
     try:
         yield pool
     finally:
