@@ -137,7 +137,7 @@ class LearnerConfig(LearnerOptions):
     """The options of a learner, checked when it is made; ``resolve`` also fills what is None from the environment.
 
     Args:
-        run_dir: the launcher's run folder, where learner 0 writes ``layout.json``; only from YETO_RUN_DIR.
+        run_dir: the launcher's run folder, where learner 0 writes ``layout.json``. None: YETO_RUN_DIR.
 
     Raises:
         ValueError: a wrong option; the sentence names it.

@@ -33,8 +33,8 @@ class _Inner:
     def __set_name__(self, _: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, wrapper: OptimizerWrapper, _: type) -> object:
-        return getattr(wrapper._inner[0], self._name)
+    def __get__(self, wrapper: OptimizerWrapper | None, _: type) -> object:
+        return self if wrapper is None else getattr(wrapper._inner[0], self._name)
 
     def __set__(self, wrapper: OptimizerWrapper, value: object) -> None:
         setattr(wrapper._inner[0], self._name, value)

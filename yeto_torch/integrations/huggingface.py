@@ -23,7 +23,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerControl as Control
+    from transformers import TrainerState as State
+    from transformers import TrainingArguments as Arguments
 
     from yeto_torch.optimizer import YetoOuterOptimizer
 
@@ -54,16 +56,11 @@ class YetoCallback(TrainerCallback):
         self._optimizer, self._counts = optimizer, count_tokens
         self._seen = 0  # tokens that were handed on, or are of an earlier process
 
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_init_end(self, args: Arguments, state: State, control: Control, **_: object) -> None:
         _check_arguments(args)
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        optimizer: object = None,
-        **_: object,
+        self, args: Arguments, state: State, control: Control, optimizer: object = None, **_: object
     ) -> None:
         _check_arguments(args)
         if self._optimizer not in (optimizer, getattr(optimizer, "optimizer", None)):
@@ -82,17 +79,13 @@ class YetoCallback(TrainerCallback):
                 "do not train any more: load_final() gives them"
             )
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Arguments, state: State, control: Control, **_: object) -> None:
         if self._counts and state.num_input_tokens_seen > self._seen:
             tokens = state.num_input_tokens_seen - self._seen  # of all ranks together: one of them tells
             self._optimizer.count_tokens(tokens if state.is_world_process_zero else 0)
             self._seen = state.num_input_tokens_seen
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> TrainerControl:
+    def on_step_end(self, args: Arguments, state: State, control: Control, **_: object) -> Control:
         if self._optimizer.finished and not control.should_training_stop:  # then as the Trainer does at its own end
             control.should_training_stop = True
             control.should_evaluate |= args.eval_strategy == "steps"
@@ -100,19 +93,19 @@ class YetoCallback(TrainerCallback):
         self._finish_if_over(control)
         return control
 
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_epoch_end(self, args: Arguments, state: State, control: Control, **_: object) -> None:
         self._finish_if_over(control)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, args: Arguments, state: State, control: Control, **_: object) -> None:
         self._optimizer.finish()
 
-    def _finish_if_over(self, control: TrainerControl) -> None:
+    def _finish_if_over(self, control: Control) -> None:
         """Before the Trainer evaluates and saves for the last time."""
         if control.should_training_stop:
             self._optimizer.finish()
 
 
-def _check_arguments(args: TrainingArguments) -> None:
+def _check_arguments(args: Arguments) -> None:
     if args.load_best_model_at_end:
         raise ValueError(
             "load_best_model_at_end=True would overwrite the fleet's final parameters with an earlier checkpoint of "
