@@ -19,7 +19,8 @@ from syncer.merge_words import correction_of, spectrum_of
 from syncer.merger import outer_momentum
 from yeto_torch.fragments import build_layout
 from yeto_torch.wire.constants import MergeMode
-from yeto_torch.wire.layout import Layout, WireFragment
+from yeto_torch.wire.layout import WireFragment
+from yeto_torch.wire.model_layout import Layout
 
 
 def layout_for(fleet: Fleet, shapes: Sequence[tuple[str, tuple[int, ...]]], average: str | None) -> Layout:

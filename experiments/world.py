@@ -33,8 +33,8 @@ from yeto_torch.learner.effects import Adopt, Respond
 from yeto_torch.learner.exchange import Exchange
 from yeto_torch.learner.session import Session
 from yeto_torch.wire.codec import decode, encode
-from yeto_torch.wire.layout import Layout
 from yeto_torch.wire.messages import BcastFragment, PullReq
+from yeto_torch.wire.model_layout import Layout
 
 PUSH_HEAD, BCAST_HEAD = 48, 12  # bytes of a message before its tensor
 

@@ -39,8 +39,8 @@ from syncer.server import Server
 from syncer.state import GlobalState
 from syncer.tape import Tape
 from yeto_torch.wire.errors import RunError, StateError
-from yeto_torch.wire.layout import Layout
 from yeto_torch.wire.messages import BcastFragment, FinalFragment, FinalManifest, Hello, PullReq, Shutdown
+from yeto_torch.wire.model_layout import Layout
 
 log = logging.getLogger("syncer")
 

@@ -20,7 +20,7 @@ from syncer.config.arguments import key_values, run_command
 from syncer.config.policy import IsoBackend
 from syncer.final_state import NamedTensor, Shapes, named_shapes, safetensors_parts, split
 from yeto_torch.wire.errors import StateError
-from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.model_layout import Layout
 
 USAGE = "python -m syncer.export checkpoint=PATH [layout=PATH] [output=PATH.safetensors]"
 

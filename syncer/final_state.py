@@ -22,7 +22,8 @@ from syncer.checkpoint.format import pieces
 from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import LocalError, StateError
-from yeto_torch.wire.layout import Layout, WireFragment, WireLayout
+from yeto_torch.wire.layout import WireFragment, WireLayout
+from yeto_torch.wire.model_layout import Layout
 
 if TYPE_CHECKING:
     import torch

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         StateError,
         YetoError,
     )
-    from yeto_torch.wire.layout import Layout
+    from yeto_torch.wire.model_layout import Layout
 
 __version__ = "0.1.0"
 
@@ -50,7 +50,7 @@ __all__ = [
 _HOME = {
     "YetoOuterOptimizer": "yeto_torch.optimizer",
     "LearnerConfig": "yeto_torch.config",
-    "Layout": "yeto_torch.wire.layout",
+    "Layout": "yeto_torch.wire.model_layout",
     "Sync": "yeto_torch.learner.syncs",
     "load_final": "yeto_torch.launcher.final",
 }

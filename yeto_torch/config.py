@@ -23,7 +23,7 @@ from yeto_torch.learner.syncs import OnSync
 from yeto_torch.offline.rules import LOCAL, LocalRules
 from yeto_torch.security import Tls, client_tls, read_key, tls_from
 from yeto_torch.wire.constants import HASH_BYTES, MAX_STREAMS, U32_MAX, U64_MAX, WireDType
-from yeto_torch.wire.layout import contract_hash
+from yeto_torch.wire.model_layout import contract_hash
 from yeto_torch.wire.profile import ProfileRecord, record_of
 from yeto_torch.wire.transport.tls import ClientTls
 

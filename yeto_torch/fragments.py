@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from yeto_torch.config import LearnerOptions, MatrixMerge, Pattern
 from yeto_torch.wire.constants import MergeMode
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 NamedParameters = nn.Module | Iterable[tuple[str, nn.Parameter]]
 

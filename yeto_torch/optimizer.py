@@ -31,7 +31,7 @@ from yeto_torch.ranks.group import RankGroup
 from yeto_torch.ranks.leader import make_learner
 from yeto_torch.ranks.rendezvous import Rendezvous
 from yeto_torch.wire.errors import RunError
-from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.model_layout import Layout
 from yeto_torch.wrapper import Closure, Optimizers, OptimizerWrapper, ParamGroup, value_of
 
 P = ParamSpec("P")

@@ -14,7 +14,8 @@ from syncer.final_state import NamedTensor, safetensors_parts, write_final_state
 from tests.support.fake_disk import FakeDisk
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import LocalError, StateError
-from yeto_torch.wire.layout import Fragment, Layout, Tensor, WireFragment, WireLayout
+from yeto_torch.wire.layout import WireFragment, WireLayout
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 LAYOUT = Layout(
     (

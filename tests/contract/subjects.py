@@ -25,7 +25,7 @@ from tests.support.waiting import WAIT_S
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.config import LearnerOptions
 from yeto_torch.fragments import collect, layout_of
-from yeto_torch.wire.layout import contract_hash
+from yeto_torch.wire.model_layout import contract_hash
 
 Inner = torch.optim.Optimizer | list[torch.optim.Optimizer]
 RUN_ID = "contract"

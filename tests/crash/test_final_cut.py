@@ -17,8 +17,8 @@ from tests.support.toy_model import toy
 from tests.support.waiting import until
 from yeto_torch.fragments import build_layout
 from yeto_torch.wire.constants import MessageType
-from yeto_torch.wire.layout import contract_hash
 from yeto_torch.wire.messages import FinalFragment, FinalManifest, PullReq
+from yeto_torch.wire.model_layout import contract_hash
 
 RUN_ID = "the end"
 LAYOUT = build_layout([(name, tuple(p.shape)) for name, p in toy(0).named_parameters()], fragments=3)

@@ -20,7 +20,7 @@ from tests.support.toy_model import flat, toy
 from tests.support.waiting import until
 from yeto_torch.fragments import build_layout
 from yeto_torch.wire.constants import MessageType
-from yeto_torch.wire.layout import contract_hash
+from yeto_torch.wire.model_layout import contract_hash
 
 RUN = {"run_id": "deaths", "fragments": 3, "wire_dtype": "f32"}
 AT_ONCE_S = 2.0  # a relaunch on a busy machine; every limit is a minute

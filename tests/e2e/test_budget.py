@@ -21,8 +21,8 @@ from tests.support.toy_model import flat, loss_of, toy
 from tests.support.waiting import until
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.wire.constants import MAGIC, MergeMode, MessageType, WireDType
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BudgetDone, FinalManifest, InitParams, PullReq
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 BUDGET = 20
 WRITTEN = "learner-budget cutoff checkpoint written"

@@ -14,8 +14,8 @@ from syncer.core.drive import MERGES
 from tests.support.saved_parameters import saved
 from tests.support.scripted_learner import Peer, random_values
 from yeto_torch.wire.constants import MergeMode
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 LAYOUT = Layout((Fragment(MergeMode.AVG, (Tensor("a", (40,)),)), Fragment(MergeMode.RDA, (Tensor("b", (6, 7)),))))
 KEYS = ("schedule.sync_interval_steps=0", "schedule.pipeline=1", "schedule.grace_ms=0", "merge.delta_correction=none")

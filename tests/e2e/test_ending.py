@@ -15,8 +15,8 @@ from tests.support.saved_parameters import saved_step
 from tests.support.scripted_learner import Peer, random_values
 from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment, FinalAck, PullReq, encode
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 LAYOUT = Layout((Fragment(MergeMode.AVG, (Tensor("a", (40,)),)), Fragment(MergeMode.RDA, (Tensor("b", (6, 7)),))))
 MATRIX = Layout((Fragment(MergeMode.ISO, (Tensor("m", (6, 6)),)),))

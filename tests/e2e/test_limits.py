@@ -18,8 +18,8 @@ from tests.support.waiting import until
 from tests.support.wire_by_hand import frame
 from tests.wire.hostile import data_hello, hello
 from yeto_torch.wire.constants import Direction, MergeMode, WireDType
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.limits import GroupLimits
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 KIB, MIB = 1 << 10, 1 << 20
 BOMB = frame(

@@ -12,8 +12,8 @@ import pytest
 from tests.support.scripted_learner import Peer, random_values
 from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode, WireDType
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment, Heartbeat, Hello, encode
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 SMALL = Layout((Fragment(MergeMode.AVG, (Tensor("a", (4,)),)),))
 LARGE = Layout((Fragment(MergeMode.AVG, (Tensor("a", (4_000_000,)),)),))

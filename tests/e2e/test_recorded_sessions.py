@@ -13,7 +13,7 @@ import pytest
 from tests.support.numpy_replay import Replay, decode, to_bf16
 from tests.support.scripted_learner import Journal, Peer, random_values
 from yeto_torch.wire.constants import MergeMode, WireDType
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 SMALL, LARGE = 230, 2300  # rows of the embedding; LARGE makes it 4.7 MB of f32: two chunks
 

@@ -14,8 +14,8 @@ from tests.support.processes import overriding
 from tests.support.scripted_learner import Peer, random_values
 from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment, PullReq
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 AT_ONCE_S = 1.0  # what must not wait for any limit; the limits here are a minute
 SLACK_S = 2.0  # a busy machine may be late, never early

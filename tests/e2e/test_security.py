@@ -22,9 +22,9 @@ from yeto_torch.fragments import build_layout
 from yeto_torch.wire.constants import HEADER_BYTES, Direction, MergeMode, MessageType, WireDType
 from yeto_torch.wire.errors import ConnectionLostError, RefusedError
 from yeto_torch.wire.frames import FrameReader
-from yeto_torch.wire.layout import Fragment, Layout, Tensor, contract_hash
 from yeto_torch.wire.limits import GroupLimits
 from yeto_torch.wire.messages import Hello, decode, encode
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor, contract_hash
 
 WAIT_S = 60.0
 FAST = "schedule.sync_interval_steps=0"

@@ -17,7 +17,7 @@ from tests.support.scripted_learner import Peer, random_values
 from yeto_torch import Layout, YetoOuterOptimizer
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import ConnectionLostError, RefusedError
-from yeto_torch.wire.layout import Fragment, Tensor
+from yeto_torch.wire.model_layout import Fragment, Tensor
 
 
 def one_line(running):

@@ -34,7 +34,6 @@ from yeto_torch.wire.chunks import Reassembler
 from yeto_torch.wire.constants import MAX_MAGNITUDE, Direction, MergeMode, MessageType, WireDType
 from yeto_torch.wire.errors import PeerError, StateError
 from yeto_torch.wire.frames import Frame, FrameReader, SliceTable
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.limits import FirstFrameLimits, GroupLimits
 from yeto_torch.wire.messages import (
     BcastFragment,
@@ -46,6 +45,7 @@ from yeto_torch.wire.messages import (
     decode_hello,
     encode,
 )
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 LAYOUT = Layout(
     (

@@ -18,7 +18,7 @@ from yeto_torch.launcher.final import load_final
 from yeto_torch.launcher.folder import RunFolder
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import RunError, StateError
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 LAYOUT = Layout(
     (

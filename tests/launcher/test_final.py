@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from yeto_torch import Layout, StateError, load_final
 from yeto_torch.launcher.folder import RunFolder
 from yeto_torch.wire.constants import MergeMode
-from yeto_torch.wire.layout import Fragment, Tensor
+from yeto_torch.wire.model_layout import Fragment, Tensor
 
 
 class Tied(torch.nn.Module):

@@ -10,8 +10,8 @@ from yeto_torch.fragments import build_layout
 from yeto_torch.wire.codec import encode
 from yeto_torch.wire.constants import SLICE_BYTES, WireDType
 from yeto_torch.wire.errors import NonFiniteError, PeerError
-from yeto_torch.wire.layout import contract_hash
 from yeto_torch.wire.messages import Heartbeat, InitParams, PushFragment
+from yeto_torch.wire.model_layout import contract_hash
 
 TWO = {"a": vector(1, 2, 3), "b": vector(4, 5)}
 

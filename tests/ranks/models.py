@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from yeto_torch.fragments import clean_name
-from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.model_layout import Layout
 
 
 class Toy(nn.Module):

@@ -9,7 +9,7 @@ from syncer.config.policy import SyncerPolicy
 from tests.sim.disk import CHECKPOINT
 from tests.support.coordinator_desk import outer_policy, syncer_policy
 from yeto_torch.wire.constants import MergeMode, WireDType
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 WHOLE = 4096  # a slice that holds any message of this small world
 

@@ -10,8 +10,8 @@ from tests.support.scripted_learner import Peer
 from tests.wire.hostile import CONTRACT, FINGERPRINT, LAYOUT, LEARNERS
 from yeto_torch.wire.codec import as_tensor, check_finite
 from yeto_torch.wire.constants import MergeMode, WireDType
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
 from yeto_torch.wire.messages import BcastFragment
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 NAMED = Layout(
     (

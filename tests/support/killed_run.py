@@ -22,8 +22,8 @@ from tests.support.scripted_learner import Journal, Peer
 from tests.support.toy_model import toy
 from tests.support.waiting import WAIT_S, until
 from yeto_torch.fragments import build_layout
-from yeto_torch.wire.layout import Layout, contract_hash
 from yeto_torch.wire.messages import BcastFragment, PullReq
+from yeto_torch.wire.model_layout import Layout, contract_hash
 
 WIDTH, FRAGMENTS, RUN_ID = 160, 3, "storm"
 MOMENTS = ("broadcast", "answer", "temporary", "start", "together")

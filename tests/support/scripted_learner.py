@@ -18,7 +18,6 @@ import torch
 
 from yeto_torch.wire.codec import encode
 from yeto_torch.wire.constants import Direction, WireDType
-from yeto_torch.wire.layout import Layout
 from yeto_torch.wire.limits import GroupLimits
 from yeto_torch.wire.messages import (
     BcastFragment,
@@ -35,6 +34,7 @@ from yeto_torch.wire.messages import (
     Shutdown,
 )
 from yeto_torch.wire.messages import encode as frame
+from yeto_torch.wire.model_layout import Layout
 from yeto_torch.wire.transport.group import Closed, Group
 from yeto_torch.wire.transport.sockets import send_parts
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from yeto_torch.fragments import clean_name
-from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.model_layout import Layout
 
 
 def toy(seed: int, width: int = 24) -> nn.Module:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yeto_torch.wire.constants import Direction, MergeMode, MessageType, WireDType
-from yeto_torch.wire.layout import Fragment, Layout, Tensor, WireFragment, WireLayout
+from yeto_torch.wire.layout import WireFragment, WireLayout
 from yeto_torch.wire.limits import GroupLimits
 from yeto_torch.wire.messages import (
     BcastFragment,
@@ -25,6 +25,7 @@ from yeto_torch.wire.messages import (
     PushFragment,
     Shutdown,
 )
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "vectors" / "wire.json").read_text(encoding="utf-8"))
 

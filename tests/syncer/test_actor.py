@@ -18,7 +18,7 @@ from syncer.tape import Tape, merges
 from tests.support.coordinator_desk import PROFILE, syncer_policy
 from tests.support.scripted_learner import Peer, random_values
 from yeto_torch.wire.constants import MergeMode
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 WAIT_S = 20.0
 LAYOUT = Layout((Fragment(MergeMode.AVG, (Tensor("a", (4,)),)),))

@@ -16,7 +16,7 @@ from syncer.migrate import USAGE as MIGRATE_USAGE
 from syncer.migrate import migrate
 from tests.support.checkpoint_bytes import CONTRACT, FINGERPRINT, V1, V2, V3, V3_BARE, content, f32, golden_snapshot
 from yeto_torch.wire.constants import MergeMode
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 GROUPED = Layout(
     (

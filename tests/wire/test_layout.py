@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from tests.support.wire_by_hand import GOLDEN, LAYOUT_G, golden
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.errors import PeerError, StateError
-from yeto_torch.wire.layout import (
-    Fragment,
-    Layout,
-    Tensor,
-    WireFragment,
-    WireLayout,
-    contract_hash,
-    version_at,
-)
+from yeto_torch.wire.layout import WireFragment, WireLayout, version_at
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor, contract_hash
 
 dims = st.integers(1, 2**20)
 names = st.text(min_size=1, max_size=12)

@@ -11,7 +11,7 @@ import yeto_torch.config
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.config import LearnerConfig, LearnerOptions, disabled, parse_address
 from yeto_torch.wire.constants import WireDType
-from yeto_torch.wire.layout import contract_hash
+from yeto_torch.wire.model_layout import contract_hash
 from yeto_torch.wire.profile import ProfileRecord
 
 GOOD = {"syncer": "host:1", "learner_id": 0, "run_id": "r"}

@@ -12,7 +12,7 @@ from torch import nn
 
 from yeto_torch.fragments import bind, build_layout, clean_name, collect
 from yeto_torch.wire.constants import MergeMode
-from yeto_torch.wire.layout import Fragment, Layout, Tensor
+from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "layouts.json").read_text())
 

@@ -16,7 +16,7 @@ from yeto_torch.fragments import clean_name
 from yeto_torch.launcher.folder import RunFolder
 from yeto_torch.wire import marker
 from yeto_torch.wire.errors import StateError
-from yeto_torch.wire.layout import Layout, Tensor
+from yeto_torch.wire.model_layout import Layout, Tensor
 
 
 def load_final(model: torch.nn.Module, run_dir: str | os.PathLike[str], *, strict: bool = True) -> int:

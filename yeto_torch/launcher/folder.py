@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yeto_torch.wire.errors import RunError
-from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.model_layout import Layout
 
 _RUN_ID_LIMIT = 200  # characters
 

@@ -28,7 +28,7 @@ from yeto_torch.wire.buffers import Buffer, Spare
 from yeto_torch.wire.codec import as_tensor, check_finite, is_sound
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import NonFiniteError
-from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.model_layout import Layout
 
 _SPARE_ANSWERS = 2  # answers whose memory waits to be used again: as many as are on their way at once
 Beside = Callable[[Tensor], Sequence[Tensor]]

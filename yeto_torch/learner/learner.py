@@ -31,9 +31,9 @@ from yeto_torch.learner.syncs import Syncs
 from yeto_torch.wire.codec import encode
 from yeto_torch.wire.constants import Direction
 from yeto_torch.wire.errors import ConnectionLostError, RunError, YetoError
-from yeto_torch.wire.layout import Layout
 from yeto_torch.wire.limits import GroupLimits
 from yeto_torch.wire.messages import Hello
+from yeto_torch.wire.model_layout import Layout
 
 log = logging.getLogger("yeto_torch")
 _SAY_EVERY_S = 5.0

@@ -27,7 +27,7 @@ from yeto_torch.learner.recovery import forget
 from yeto_torch.learner.stats import Stats
 from yeto_torch.learner.syncs import Syncs
 from yeto_torch.wire.errors import NonFiniteError, RunError
-from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.model_layout import Layout
 
 if TYPE_CHECKING:
     from yeto_torch.config import LearnerConfig

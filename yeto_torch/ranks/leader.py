@@ -38,7 +38,7 @@ from yeto_torch.ranks.follower import RESYNC_CLOSED, Follower
 from yeto_torch.ranks.group import RankGroup, RankLostError
 from yeto_torch.ranks.leading import LeadingExchange
 from yeto_torch.wire.errors import RunError
-from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.model_layout import Layout
 
 _BEAT_S = 1.0  # while rank 0 waits, the others hear from it this often; every process group's timeout is longer
 _SHARE = 0.01  # of the time of a step, for its turn

@@ -20,7 +20,7 @@ from yeto_torch.ranks.group import RankGroup
 from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import NonFiniteError
-from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.model_layout import Layout
 
 
 class LeadingExchange(Exchange):

@@ -20,7 +20,7 @@ import torch
 from yeto_torch.ranks.commands import error_code, error_of, error_text
 from yeto_torch.ranks.group import RankGroup
 from yeto_torch.wire.constants import HASH_BYTES
-from yeto_torch.wire.layout import Layout
+from yeto_torch.wire.model_layout import Layout
 
 _HEAD = struct.Struct(f"<B{HASH_BYTES}sBH")
 _TEXT_BYTES = 1024
