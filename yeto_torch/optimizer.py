@@ -130,8 +130,8 @@ class YetoOuterOptimizer(OptimizerWrapper):
             **inner_arguments: handed on to the inner optimizer.
 
         Returns:
-            What the inner optimizer returns. After the final cut was installed: what the closure returns, and no
-            parameter changes.
+            What the inner optimizer returns. After the final cut was installed no parameter changes any more, and it
+            is what the closure returns.
 
         Raises:
             PeerError, RefusedError, ConnectionLostError: what ended the session.

@@ -17,7 +17,8 @@ class Stats:
         global_step: the newest outer step whose result this learner has taken over.
         versions: adopted version of each fragment.
         pushes: answers handed to the network.
-        bytes_sent, bytes_received: over all connections, framing included.
+        bytes_sent: over all connections, framing included.
+        bytes_received: the same.
         merges: broadcasts adopted, the first ones included.
         stall_seconds: time the training thread spent in step boundaries.
         reconnects: connections after the first.

@@ -27,8 +27,8 @@ class Sync:
         skipped: versions of this fragment in between that this learner never held. 0 = it keeps up.
         global_step: the newest outer step that this learner has taken over.
         local_step: steps of the inner optimizer in this process.
-        c_steps, c_tokens: local steps and tokens since this fragment was last taken over; of the final cut since the
-            start of the process.
+        c_steps: local steps since this fragment was last taken over; of the final cut since the start of the process.
+        c_tokens: tokens since then.
         final: the parameters are the run's result; nothing changes them any more.
         stats: the learner's counters now.
     """

@@ -21,7 +21,8 @@ class LocalRules:
 
     Attributes:
         sync_interval_steps: H, steps between two merges of one fragment.
-        lr, momentum: of the outer step.
+        lr: of the outer step.
+        momentum: of the outer step.
         delta_correction: directional correction of what is merged.
         iso_scale: what the flat spectrum is set to, for ``matrix_merge="iso"``.
     """
