@@ -32,7 +32,7 @@ def own_environment(monkeypatch):
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(scope="module", params=["compiled", "numpy"])
+@pytest.fixture(scope="module", params=["compiled", "plain"])
 def either_way(request):
     """Run a module's tests with the compiled kernels, and again with the code that stands in for them."""
     with working(request.param):

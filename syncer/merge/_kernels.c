@@ -1,7 +1,7 @@
-/* The merge's loops over elements, compiled: one trip over memory for what numpy needs several for.
+/* The merge's loops over elements, compiled: one trip over memory for what torch needs several for.
  *
- * f32 results have the bits of the numpy code in pieces.py and nesterov.py, operation by operation. Sums in f64 are
- * taken in another order than BLAS takes them, always the same one on every processor: LANES sums side by side, then
+ * f32 results have the bits of the torch code in blocks.py, correction.py and nesterov.py, operation by operation. Sums in f64 are
+ * taken in another order than torch takes them, always the same one on every processor: LANES sums side by side, then
  * those from left to right. What the functions compute is said in kernels.py. */
 
 #include "../../yeto_torch/wire/codec/arrays.h"
@@ -13,23 +13,23 @@ typedef float narrow __attribute__((vector_size(4 * LANES), aligned(1), may_alia
 
 INLINE wide widened(const f32 *in) { return __builtin_convertvector(*(const narrow *)in, wide); }
 
-/* An array [n] of f32 or bf16, and a stretch of it as f32: its own memory, or widened into ``room``. */
+/* An array [n] of f32 or bf16, and a stretch of it as f32: its own memory, or widened into ``scratch``. */
 typedef struct {
     const void *at;
     bool is_half;
 } Source;
 
-INLINE const f32 *load(Source source, Py_ssize_t first, Py_ssize_t size, float *room)
+INLINE const f32 *load(Source source, Py_ssize_t first, Py_ssize_t size, float *scratch)
 {
     if (!source.is_half) return (const f32 *)source.at + first;
     const u16 *in = (const u16 *)source.at + first;
-    for (Py_ssize_t i = 0; i < size; i++) room[i] = float_of((uint32_t)in[i] << 16);
-    return (const f32 *)room;
+    for (Py_ssize_t i = 0; i < size; i++) scratch[i] = float_of((uint32_t)in[i] << 16);
+    return (const f32 *)scratch;
 }
 
 /* A sum of as many terms as there are stretches, in two levels: one after another they would lose a digit per ten. */
 typedef struct {
-    double whole, part;
+    double done, part;
 } Sum;
 
 enum { TERMS = 512 };
@@ -38,12 +38,12 @@ INLINE void gather(Sum *sum, double term, Py_ssize_t first)
 {
     sum->part += term;
     if (first / STRETCH % TERMS == TERMS - 1) {
-        sum->whole += sum->part;
+        sum->done += sum->part;
         sum->part = 0.0;
     }
 }
 
-INLINE double total(Sum sum) { return sum.whole + sum.part; }
+INLINE double total(Sum sum) { return sum.done + sum.part; }
 
 INLINE double folded(wide sums)
 {
@@ -87,8 +87,8 @@ INLINE void products_of(const f32 *x, const f32 *y, const f32 *r, bool crossed, 
 KERNEL void products_in(Source x, Source y, Source r, bool crossed, bool squared_r, Py_ssize_t first, Py_ssize_t size,
                         double *sums)
 {
-    float room_x[STRETCH], room_y[STRETCH];
-    const f32 *a = load(x, first, size, room_x), *b = y.at ? load(y, first, size, room_y) : 0;
+    float scratch_x[STRETCH], scratch_y[STRETCH];
+    const f32 *a = load(x, first, size, scratch_x), *b = y.at ? load(y, first, size, scratch_y) : 0;
     const f32 *c = r.at ? (const f32 *)r.at + first : 0;
     if (!b && !c) products_of(a, 0, 0, false, false, size, sums);
     else if (!b && squared_r) products_of(a, 0, c, false, true, size, sums);
@@ -119,22 +119,22 @@ KERNEL double sum(f32 *out, const Source *values, const f32 *factors, Py_ssize_t
                   Py_ssize_t n)
 {
     Sum squares = {0.0, 0.0};
-    float room[STRETCH], room_widened[STRETCH];
+    float scratch[STRETCH], scratch_widened[STRETCH];
     bool is_large = 4 * n >= LARGE_BYTES;
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
         Py_ssize_t size = stretch(n - first);
         float own = factors[0];
-        const f32 *in = load(values[0], first, size, room_widened);
-        for (Py_ssize_t i = 0; i < size; i++) room[i] = own * in[i];
+        const f32 *in = load(values[0], first, size, scratch_widened);
+        for (Py_ssize_t i = 0; i < size; i++) scratch[i] = own * in[i];
         for (Py_ssize_t k = 1; k < count; k++) {
             own = factors[k];
-            in = load(values[k], first, size, room_widened);
-            for (Py_ssize_t i = 0; i < size; i++) room[i] += own * in[i];
+            in = load(values[k], first, size, scratch_widened);
+            for (Py_ssize_t i = 0; i < size; i++) scratch[i] += own * in[i];
         }
         if (scale != 1.0f)
-            for (Py_ssize_t i = 0; i < size; i++) room[i] *= scale;
-        if (measured) gather(&squares, squared(room, size), first);
-        store(out + first, room, 4 * size, is_large);
+            for (Py_ssize_t i = 0; i < size; i++) scratch[i] *= scale;
+        if (measured) gather(&squares, squared(scratch, size), first);
+        store(out + first, scratch, 4 * size, is_large);
     }
     settle(is_large);
     return total(squares);
@@ -162,10 +162,10 @@ INLINE double blend_of(f32 *out, const f32 *x, const f32 *y, double along, doubl
 KERNEL double blend(f32 *out, Source x, const f32 *y, double along, double towards, Py_ssize_t n)
 {
     Sum squares = {0.0, 0.0};
-    float room[STRETCH];
+    float scratch[STRETCH];
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
         Py_ssize_t size = stretch(n - first);
-        const f32 *a = load(x, first, size, room);
+        const f32 *a = load(x, first, size, scratch);
         gather(&squares, blend_of(out + first, a, y + first, along, towards, size), first);
     }
     return total(squares);
@@ -175,7 +175,7 @@ KERNEL double blend(f32 *out, Source x, const f32 *y, double along, double towar
 INLINE void step(f32 *params, f32 *momentum, const f32 *gradient, float lr, float mu, f32 *copy, u16 *rounded,
                  Py_ssize_t n)
 {
-    uint16_t room[STRETCH];
+    uint16_t scratch[STRETCH];
     bool is_large = n * (copy ? 4 : 2) >= LARGE_BYTES;
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
         Py_ssize_t size = stretch(n - first);
@@ -185,10 +185,10 @@ INLINE void step(f32 *params, f32 *momentum, const f32 *gradient, float lr, floa
             float buffer = mu * m[i] + d[i];
             m[i] = buffer;
             p[i] = p[i] - lr * (mu * buffer + d[i]);
-            if (rounded) room[i] = nearest(bits_of(p[i]));
+            if (rounded) scratch[i] = nearest(bits_of(p[i]));
         }
         if (copy) store(copy + first, p, 4 * size, is_large);
-        if (rounded) store(rounded + first, room, 2 * size, is_large);
+        if (rounded) store(rounded + first, scratch, 2 * size, is_large);
     }
     if (copy || rounded) settle(is_large);
 }
@@ -374,13 +374,11 @@ static PyObject *nesterov_step(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef METHODS[] = {
-    {"products", products, METH_VARARGS, "(vectors, reference or None) -> sums, in the order of pieces.products"},
+    {"products", products, METH_VARARGS, "(vectors, reference or None) -> sums, in the order of blocks.products"},
     {"weighted_sum", weighted_sum, METH_VARARGS, "(out, vectors, factors f32, scale, is measured) -> sum of squares"},
     {"blend", blended, METH_VARARGS, "(out, x, y, along, towards) -> sum of squares"},
     {"nesterov_step", nesterov_step, METH_VARARGS, "(params, momentum, gradient, lr, mu, copy or None)"},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, .m_name = "_kernels", .m_size = 0, .m_methods = METHODS};
-
-PyMODINIT_FUNC PyInit__kernels(void) { return PyModuleDef_Init(&MODULE); }
+MODULE_OF(METHODS)

@@ -227,18 +227,18 @@ def tensors(data: bytes) -> None:
             _refused(raw, numel, dtype)
         return
     assert values.tolist() == _formula(raw, numel, dtype)
-    assert codec.is_sound(values)
+    assert codec.is_bounded(values)
     assert torch.equal(codec.decode(raw, numel, dtype, negate=True), -values)
     again = codec.decode(codec.encode(values, dtype), numel, dtype)
-    assert codec.is_sound(again)
+    assert codec.is_bounded(again)
     if dtype is not WireDType.Q4:
-        codec.check_finite(codec.as_tensor(raw, numel, dtype))
+        codec.check_bounded(codec.as_tensor(raw, numel, dtype))
         assert torch.equal(again, values)
 
 
 def _refused(raw: bytes, numel: int, dtype: WireDType) -> None:
     with suppress(PeerError):
-        codec.check_finite(codec.as_tensor(raw, numel, dtype))
+        codec.check_bounded(codec.as_tensor(raw, numel, dtype))
         raise AssertionError("the learner would adopt what the syncer refuses")
 
 

@@ -147,7 +147,7 @@ def test_lawful_giants_never_make_a_state_that_may_not_be_broadcast(sign):
     params, momentum = torch.zeros(5), torch.zeros(5)
     for _ in range(50):
         nesterov_step(params, momentum, torch.full((5,), sign * 2.0**100), 0.7, 0.9)
-        codec.check_finite(params)
+        codec.check_bounded(params)
         assert bool(torch.isfinite(momentum).all())
     assert params.tolist() == [-sign * 2.0**100] * 5
     nesterov_step(params, momentum, torch.full((5,), -sign * 2.0**99), 0.7, 0.0)

@@ -8,7 +8,7 @@ from tests.support.attacker import descriptors, status
 from tests.support.processes import Processes, Syncer, overriding
 from tests.support.scripted_learner import Peer
 from tests.wire.hostile import CONTRACT, FINGERPRINT, LAYOUT, LEARNERS
-from yeto_torch.wire.codec import as_tensor, check_finite
+from yeto_torch.wire.codec import as_tensor, check_bounded
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.messages import BcastFragment
 from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
@@ -65,7 +65,7 @@ class Run:
         for peer in self.peers[:2]:
             message = peer.next(BcastFragment, version=self.step)
             numel, bulk = self.layout.fragments[message.fragment].numel, self.dtype.bulk
-            check_finite(as_tensor(message.data, numel, bulk))  # as every learner does before it adopts
+            check_bounded(as_tensor(message.data, numel, bulk))  # as every learner does before it adopts
             del peer.seen[:-8]
             peer._taken.clear()
 

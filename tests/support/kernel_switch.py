@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @contextmanager
 def working(way: str) -> Iterator[None]:
-    """``way``: "compiled", which skips where nothing was compiled, or "numpy"."""
+    """``way``: "compiled", which skips where nothing was compiled, or "plain": without them."""
     if way == "compiled":
         if coding.compiled is None or merging.compiled is None:
             pytest.skip("the kernels were not built here")
@@ -31,7 +31,7 @@ def both_ways(work: Callable[[], T]) -> tuple[T, T]:
     """What ``work`` returns with the kernels, and without."""
     with working("compiled"):
         one = work()
-    with working("numpy"):
+    with working("plain"):
         return one, work()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from yeto_torch.wire import codec
 from yeto_torch.wire.codec import q4
-from yeto_torch.wire.codec.sound import NUMPY_PIECE, PIECE
+from yeto_torch.wire.codec.bounds import BLOCK
 from yeto_torch.wire.constants import MAX_MAGNITUDE, WireDType
 from yeto_torch.wire.errors import LocalError, PeerError
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("either_way")
 
 F32, BF16, Q4 = WireDType.F32, WireDType.BF16, WireDType.Q4
 BF16_MAX = 3.3895313892515355e38
-SIZES = [1, 2, 255, 256, 257, 1000, PIECE, PIECE + 1, 256 * q4.PIECE + 300]
+SIZES = [1, 2, 255, 256, 257, 1000, BLOCK, BLOCK + 1, 256 * q4.AT_ONCE + 300]
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,8 @@ def test_bf16_rounds_to_nearest_even_and_saturates(values):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_bf16_does_not_overflow_to_infinity(sign):
     top = float(np.finfo(np.float32).max)
-    data = codec.encode(flat([0.0] * PIECE + [sign * top]), BF16)
-    assert codec.as_tensor(data, PIECE + 1, BF16)[-1].item() == sign * BF16_MAX
+    data = codec.encode(flat([0.0] * BLOCK + [sign * top]), BF16)
+    assert codec.as_tensor(data, BLOCK + 1, BF16)[-1].item() == sign * BF16_MAX
 
 
 # ---------------------------------------------------------------- q4
@@ -136,7 +136,7 @@ def test_q4_equals_the_rule_at_every_size(numel):
 def test_q4_pieces_make_no_difference():
     x = wild(SIZES[-1])
     whole = bytes(codec.encode(torch.from_numpy(x), Q4))
-    cut = 256 * (q4.PIECE - 1)
+    cut = 256 * (q4.AT_ONCE - 1)
     parts = [bytes(codec.encode(torch.from_numpy(part), Q4)) for part in (x[:cut], x[cut:])]
     assert whole == b"".join(parts)
 
@@ -295,30 +295,30 @@ BAD = [float("nan"), float("inf"), -float("inf"), MAX_MAGNITUDE * 1.01, -MAX_MAG
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("at", [0, PIECE - 1, PIECE, PIECE + 6])
+@pytest.mark.parametrize("at", [0, BLOCK - 1, BLOCK, BLOCK + 6])
 def test_values_no_merge_may_see_are_refused_wherever_they_stand(dtype, bad, at):
-    values = torch.ones(PIECE + 7)
+    values = torch.ones(BLOCK + 7)
     values[at] = bad
     data = values.to(torch.bfloat16 if dtype is BF16 else torch.float32).view(torch.uint8).numpy().tobytes()
     why = "above 2\\^100" if np.isfinite(bad) else "not finite"
     with pytest.raises(PeerError, match=why):
         codec.decode(data, values.numel(), dtype)
     with pytest.raises(PeerError, match=why):
-        codec.check_finite(codec.as_tensor(data, values.numel(), dtype))
-    assert not codec.is_sound(values)
+        codec.check_bounded(codec.as_tensor(data, values.numel(), dtype))
+    assert not codec.is_bounded(values)
 
 
-@pytest.mark.parametrize("at", [0, NUMPY_PIECE - 1, NUMPY_PIECE + 3])
+@pytest.mark.parametrize("at", [0, 4 * BLOCK - 1, 4 * BLOCK + 3])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_soundness_is_exact_where_the_sum_of_squares_says_nothing(at, offset):
     """Legal magnitudes whose squares have no f32, at addresses of every kind."""
-    values = torch.ones(NUMPY_PIECE + 7)
+    values = torch.ones(4 * BLOCK + 7)
     held = np.zeros(values.nbytes + offset, np.uint8)[offset:]
     beyond = float(np.nextafter(np.float32(MAX_MAGNITUDE), np.float32(np.inf)))
     for value, sound in ((2.0**64, True), (-MAX_MAGNITUDE, True), (beyond, False)):
         values[at] = value
         held[:] = values.view(torch.uint8).numpy()
-        assert codec.is_sound(torch.from_numpy(held).view(torch.float32)) is sound
+        assert codec.is_bounded(torch.from_numpy(held).view(torch.float32)) is sound
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
@@ -332,7 +332,7 @@ def test_soundness_of_every_bf16(offset):
         for bits in (*every[~sound][::97], *every[sound][::97], 0x7180, 0xF180, 0x7181, 0xF181, 0x7F80, 0xFF80, 0xFFFF):
             held[:] = np.array([0x8000, 0x3F80, 0xBF80], "<u2").view(np.uint8)  # -0, 1, -1
             held[2 * at : 2 * at + 2] = np.array([bits], "<u2").view(np.uint8)
-            assert codec.is_sound(values) is bool(sound[bits])
+            assert codec.is_bounded(values) is bool(sound[bits])
 
 
 @pytest.mark.parametrize("bad", [*BAD, -1e-30])
@@ -348,7 +348,7 @@ def test_q4_scales_are_checked(bad, block):
 def test_the_largest_legal_magnitude_passes(dtype):
     values = flat([MAX_MAGNITUDE, -MAX_MAGNITUDE])
     assert torch.equal(codec.decode(codec.encode(values, dtype), 2, dtype), values)
-    assert codec.is_sound(values)
+    assert codec.is_bounded(values)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -365,7 +365,7 @@ def test_any_q4_bytes_decode_to_sound_values_or_raise(data):
         values = codec.decode(data, 300, Q4)
     except PeerError:
         return
-    assert codec.is_sound(values)
+    assert codec.is_bounded(values)
 
 
 # ---------------------------------------------------------------- views

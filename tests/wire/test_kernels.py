@@ -1,4 +1,4 @@
-"""The codec's compiled loops against numpy and torch, to the bit, on odd values too; and what they refuse."""
+"""The codec's compiled loops against torch and numpy, to the bit, on odd values too; and what they refuse."""
 
 import shutil
 import sysconfig
@@ -24,7 +24,7 @@ BF16 = torch.bfloat16
 
 
 def test_they_are_built_where_they_can_be():
-    """Numpy would quietly take their place."""
+    """Slower code would quietly take their place."""
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if shutil.which("cc") is None or not headers.exists():
         pytest.skip("no C compiler, or no headers of Python, on this machine")
@@ -42,7 +42,7 @@ def any_bits(numel, seed):
     return torch.from_numpy(bits.view(np.float32))
 
 
-def sound_bits(numel, seed):
+def bounded_bits(numel, seed):
     values = any_bits(numel, seed).numpy().view(np.uint32)
     values[(values & 0x7FFFFFFF) > TWO_TO_100] &= 0xBFFFFFFF
     return torch.from_numpy(values.view(np.float32))
@@ -85,7 +85,7 @@ def test_every_bf16_and_its_neighbours_round_to_nearest_even():
 @pytest.mark.parametrize("dtype", list(WireDType))
 def test_decoding(dtype, offset, negate):
     for numel in SIZES:
-        data = at(codec.encode(sound_bits(numel, numel), dtype), offset)
+        data = at(codec.encode(bounded_bits(numel, numel), dtype), offset)
         one, other = both_ways(lambda data=data, numel=numel: codec.decode(data, numel, dtype, negate=negate))
         assert same(one, other), numel
 
@@ -94,7 +94,7 @@ def test_decoding(dtype, offset, negate):
 @pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("negate", [False, True])
 def test_bf16_that_stays_bf16_is_the_same_value(numel, negate):
-    data = at(codec.encode(sound_bits(numel, 1), WireDType.BF16), 1)
+    data = at(codec.encode(bounded_bits(numel, 1), WireDType.BF16), 1)
     wide = codec.decode(data, numel, WireDType.BF16, negate=negate)
     halves = both_ways(lambda: codec.decode(data, numel, WireDType.BF16, negate=negate, out=codec.empty(numel, BF16)))
     for half in halves:
@@ -105,7 +105,7 @@ def test_bf16_that_stays_bf16_is_the_same_value(numel, negate):
 @built
 @pytest.mark.parametrize("numel", SIZES)
 def test_q4(numel):
-    values = sound_bits(numel, 3)
+    values = bounded_bits(numel, 3)
     one, other = both_ways(lambda: bytes(codec.encode(values, WireDType.Q4)))
     assert one == other
 
@@ -114,19 +114,19 @@ def test_q4(numel):
 @pytest.mark.parametrize("at_index", [0, STRETCH - 1, STRETCH, 3 * STRETCH + 5])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 2.0**100 * (1 + 2.0**-7), -(2.0**120)])
 @pytest.mark.parametrize("dtype", [WireDType.F32, WireDType.BF16])
-def test_what_is_not_sound_is_found_wherever_it_is(dtype, bad, at_index):
+def test_what_is_not_bounded_is_found_wherever_it_is(dtype, bad, at_index):
     values = torch.ones(3 * STRETCH + 6)
     values[at_index] = bad
     wire = values if dtype is WireDType.F32 else values.to(torch.bfloat16)
     data = at(wire.view(torch.uint8).numpy().tobytes(), 1)
-    assert not codec.is_sound(codec.as_tensor(data, values.numel(), dtype))
+    assert not codec.is_bounded(codec.as_tensor(data, values.numel(), dtype))
     for out in (None, torch.empty(values.numel(), dtype=wire.dtype)):
         with pytest.raises(PeerError, match="tensor bytes hold a value"):
             codec.decode(data, values.numel(), dtype, out=out)
 
 
 @built
-def test_two_to_the_hundredth_is_sound():
+def test_two_to_the_hundredth_is_bounded():
     for dtype in (WireDType.F32, WireDType.BF16):
         values = torch.tensor([2.0**100, -(2.0**100), 0.0])
         assert torch.equal(codec.decode(codec.encode(values, dtype), 3, dtype), values)

@@ -25,7 +25,7 @@ from yeto_torch.learner.effects import Write
 from yeto_torch.learner.shards import is_sharded, own, own_part, whole
 from yeto_torch.learner.snapshot import Snapshots
 from yeto_torch.wire.buffers import Buffer, Spare
-from yeto_torch.wire.codec import as_tensor, check_finite, is_sound
+from yeto_torch.wire.codec import as_tensor, check_bounded, is_bounded
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import NonFiniteError
 from yeto_torch.wire.model_layout import Layout
@@ -110,7 +110,7 @@ class Exchange:
     def adopt(self, fragment: int, data: Buffer, write: Write) -> None:
         """Bring a broadcast into the parameters. Raises PeerError, touching nothing, when it is not finite."""
         source = self._view(fragment, data, self._bulk)
-        check_finite(source)
+        check_bounded(source)
         if write is not Write.KEEP:
             self.write(fragment, source, self._alpha if write is Write.BLEND else 0.0)
 
@@ -118,13 +118,13 @@ class Exchange:
         """Overwrite all parameters with the f32 cut. Raises PeerError, touching nothing, when it is not finite."""
         sources = [self._view(fragment, data, WireDType.F32) for fragment, data in enumerate(fragments)]
         for source in sources:
-            check_finite(source)
+            check_bounded(source)
         for fragment, source in enumerate(sources):
             self.write(fragment, source, 0.0)
 
     def nonfinite(self, fragment: int) -> list[Tensor]:
         """The parameters of ``fragment`` that are not finite, or beyond 2^100; of shards, those of this rank."""
-        return [p for p in self.parameters[fragment] if not is_sound(own(p).float().flatten())]
+        return [p for p in self.parameters[fragment] if not is_bounded(own(p).float().flatten())]
 
     def gather(self, fragment: int) -> None:
         """Give this rank's shards to the rank that reads the whole values of ``fragment``."""
@@ -185,11 +185,11 @@ class Exchange:
         return as_tensor(data, self._numels[fragment], dtype)
 
     def _check(self, fragment: int, flat: Tensor, what: str) -> None:
-        if is_sound(flat):
+        if is_bounded(flat):
             return
         tensors = self._layout.fragments[fragment].tensors
         parts = torch.split(flat, [tensor.numel for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
-            if not is_sound(part):
+            if not is_bounded(part):
                 bad = "above 2^100" if bool(part.isfinite().all()) else "not finite"
                 raise NonFiniteError(f"parameter {tensor.name!r}: {what} is {bad}; nothing of it was sent")

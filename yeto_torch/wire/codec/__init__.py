@@ -3,13 +3,13 @@
 Decides how a value is rounded, packed and judged fit to enter the arithmetic. Knows nothing of messages, fragments
 or signs' meaning: who negates a push, and when, is the merge's business.
 
-    sound   what may be sent or computed with: finite, at most 2^100 in magnitude
+    bounds  what may be sent or computed with: finite, at most 2^100 in magnitude
     plain   f32 and bf16, little-endian arrays; bf16 rounds to nearest even and saturates instead of becoming infinite
     q4      blocks of 256 four-bit values and a scale
 
-Whatever is decoded is sound, or PeerError is raised.
+Whatever is decoded is bounded, or PeerError is raised.
 
-Work runs in pieces that stay in the processor's cache, so that a check costs no second trip through memory, and on
+Work runs in blocks that stay in the processor's cache, so that a check costs no second trip through memory, and on
 the calling thread alone: a learner encodes beside a training thread that needs the other cores. Hosts are
 little-endian, like every platform torch is built for.
 
@@ -27,19 +27,19 @@ from torch import Tensor
 
 from yeto_torch.wire.buffers import LENT_BYTES, Buffer, Spare
 from yeto_torch.wire.codec import plain, q4
-from yeto_torch.wire.codec.sound import check_finite, is_sound
+from yeto_torch.wire.codec.bounds import check_bounded, is_bounded
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import LocalError, PeerError
 
 __all__ = [
     "TORCH_DTYPE",
     "as_tensor",
-    "check_finite",
+    "check_bounded",
     "copy",
     "decode",
     "empty",
     "encode",
-    "is_sound",
+    "is_bounded",
     "keep_spare",
 ]
 
@@ -90,12 +90,10 @@ def encode(values: Tensor, dtype: WireDType) -> memoryview:
     if dtype is WireDType.Q4:
         return q4.encode(values.cpu().contiguous().numpy()).data
     if dtype is WireDType.BF16 and not is_rounded:
-        if values.device.type == "cpu":
-            rounded = empty(values.numel(), torch.bfloat16)
-            plain.round_to_bf16(values, rounded)
-            values = rounded
-        else:
-            values = plain.rounded_on_device(values)
+        on_cpu = values.device.type == "cpu"
+        rounded = empty(values.numel(), torch.bfloat16) if on_cpu else torch.empty_like(values, dtype=torch.bfloat16)
+        plain.round_to_bf16(values, rounded)
+        values = rounded  # of a GPU's, half as much is downloaded
     return values.cpu().contiguous().view(torch.uint8).numpy().data
 
 
@@ -103,10 +101,8 @@ def copy(values: Tensor, out: Tensor) -> None:
     """``values`` [n] f32 into ``out`` [n], f32 or bf16 as ``encode`` rounds it; both on one device."""
     if out.dtype is torch.float32:
         out.copy_(values)
-    elif values.device.type == "cpu":
-        plain.round_to_bf16(values, out)
     else:
-        out.copy_(plain.rounded_on_device(values))
+        plain.round_to_bf16(values, out)
 
 
 def decode(data: Buffer, numel: int, dtype: WireDType, *, negate: bool = False, out: Tensor | None = None) -> Tensor:
@@ -139,7 +135,7 @@ def _holds(out: Tensor, dtype: WireDType) -> bool:
 
 
 def as_tensor(data: Buffer, numel: int, dtype: WireDType) -> Tensor:
-    """A view [numel] of f32 or bf16 ``data``: no copy, any alignment, unchecked (see ``check_finite``).
+    """A view [numel] of f32 or bf16 ``data``: no copy, any alignment, unchecked (see ``check_bounded``).
 
     The tensor keeps the buffer alive and **must not be written to**, also where torch would allow it.
 

@@ -1,7 +1,7 @@
-/* The codec's loops over elements, compiled: the same bits as the numpy and torch code beside it, in one trip each.
+/* The codec's loops over elements, compiled: the same bits as the torch or numpy code beside each use, in one trip.
  *
  * Every function takes contiguous arrays of one length and keeps none. A module that was not built is no error: see
- * ``kernels.py``. What a sound value is, and how bf16 and q4 round, is said in sound.py, plain.py and q4.py. */
+ * ``kernels.py``. Which values are bounded, and how bf16 and q4 round, is said in bounds.py, plain.py and q4.py. */
 
 #include "arrays.h"
 
@@ -29,19 +29,19 @@ KERNEL int32_t largest_bf16(const u16 *in, Py_ssize_t n)
 INLINE int32_t convert(const u32 *wide, const u16 *half, u32 *out, u16 *out_half, Py_ssize_t n, uint32_t flip)
 {
     int32_t worst = 0;
-    uint32_t room[STRETCH];
-    uint16_t room_half[STRETCH];
+    uint32_t scratch[STRETCH];
+    uint16_t scratch_half[STRETCH];
     bool is_large = n * (out ? 4 : 2) >= LARGE_BYTES;
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
         Py_ssize_t size = stretch(n - first);
         for (Py_ssize_t i = 0; i < size; i++) {
             uint32_t bits = wide ? wide[first + i] : (uint32_t)half[first + i] << 16;
             worst = larger(worst, magnitude(bits));
-            if (out) room[i] = bits ^ flip;
-            else room_half[i] = (uint16_t)((bits ^ flip) >> 16);
+            if (out) scratch[i] = bits ^ flip;
+            else scratch_half[i] = (uint16_t)((bits ^ flip) >> 16);
         }
-        if (out) store(out + first, room, 4 * size, is_large);
-        else store(out_half + first, room_half, 2 * size, is_large);
+        if (out) store(out + first, scratch, 4 * size, is_large);
+        else store(out_half + first, scratch_half, 2 * size, is_large);
     }
     settle(is_large);
     return worst;
@@ -54,7 +54,7 @@ KERNEL int32_t copy_bf16(const u16 *in, u16 *o, Py_ssize_t n, uint32_t flip) { r
 /* Saturating; a NaN stays one. */
 KERNEL void narrow(const u32 *in, u16 *out, Py_ssize_t n)
 {
-    uint16_t room[STRETCH];
+    uint16_t scratch[STRETCH];
     bool is_large = 2 * n >= LARGE_BYTES;
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
         Py_ssize_t size = stretch(n - first);
@@ -63,9 +63,9 @@ KERNEL void narrow(const u32 *in, u16 *out, Py_ssize_t n)
             int32_t own = magnitude(bits), rounded = nearest((uint32_t)own);
             rounded = rounded > 0x7f7f ? 0x7f7f : rounded;
             rounded = own > 0x7f800000 ? 0x7fc0 : rounded;
-            room[i] = (uint16_t)(rounded | ((bits >> 16) & 0x8000));
+            scratch[i] = (uint16_t)(rounded | ((bits >> 16) & 0x8000));
         }
-        store(out + first, room, 2 * size, is_large);
+        store(out + first, scratch, 2 * size, is_large);
     }
     settle(is_large);
 }
@@ -74,8 +74,8 @@ KERNEL void narrow(const u32 *in, u16 *out, Py_ssize_t n)
 INLINE int32_t distance(const f32 *local, const f32 *wide, const u16 *half, f32 *out, u16 *rounded, Py_ssize_t n)
 {
     int32_t worst = 0;
-    float room[STRETCH];
-    uint16_t room_rounded[STRETCH];
+    float scratch[STRETCH];
+    uint16_t scratch_rounded[STRETCH];
     bool is_large = n * (out ? 4 : 2) >= LARGE_BYTES;
     for (Py_ssize_t first = 0; first < n; first += STRETCH) {
         Py_ssize_t size = stretch(n - first);
@@ -84,11 +84,11 @@ INLINE int32_t distance(const f32 *local, const f32 *wide, const u16 *half, f32 
             if (wide) value -= wide[first + i];
             if (half) value -= float_of((uint32_t)half[first + i] << 16);
             worst = larger(worst, magnitude(bits_of(value)));
-            if (out) room[i] = value;
-            else room_rounded[i] = nearest(bits_of(value));
+            if (out) scratch[i] = value;
+            else scratch_rounded[i] = nearest(bits_of(value));
         }
-        if (out) store(out + first, room, 4 * size, is_large);
-        else store(rounded + first, room_rounded, 2 * size, is_large);
+        if (out) store(out + first, scratch, 4 * size, is_large);
+        else store(rounded + first, scratch_rounded, 2 * size, is_large);
     }
     settle(is_large);
     return worst;
@@ -138,17 +138,17 @@ KERNEL void unpack_all(const uint8_t *in, f32 *out, Py_ssize_t n, float sign)
 {
     bool is_large = 4 * n >= LARGE_BYTES;
     for (Py_ssize_t first = 0; first < n; first += BLOCK, in += BLOCK_BYTES) {
-        float room[BLOCK], scale = *(const f32 *)in * sign;
+        float scratch[BLOCK], scale = *(const f32 *)in * sign;
         for (int i = 0; i < BLOCK / 2; i++) {
-            room[2 * i] = unit(in[4 + i] & 15) * scale;
-            room[2 * i + 1] = unit(in[4 + i] >> 4) * scale;
+            scratch[2 * i] = unit(in[4 + i] & 15) * scale;
+            scratch[2 * i + 1] = unit(in[4 + i] >> 4) * scale;
         }
-        store(out + first, room, 4 * (n - first < BLOCK ? n - first : BLOCK), is_large);
+        store(out + first, scratch, 4 * (n - first < BLOCK ? n - first : BLOCK), is_large);
     }
     settle(is_large);
 }
 
-static PyObject *is_sound(PyObject *self, PyObject *args)
+static PyObject *is_bounded(PyObject *self, PyObject *args)
 {
     (void)self;
     PyObject *values;
@@ -250,15 +250,13 @@ static PyObject *decode_q4(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef METHODS[] = {
-    {"is_sound", is_sound, METH_VARARGS, "(values, is_bf16) -> bool"},
-    {"decode", decode, METH_VARARGS, "(data, out, is_bf16, negate) -> whether every value is sound"},
+    {"is_bounded", is_bounded, METH_VARARGS, "(values, is_bf16) -> bool"},
+    {"decode", decode, METH_VARARGS, "(data, out, is_bf16, negate) -> whether every value is bounded"},
     {"round_to_bf16", round_to_bf16, METH_VARARGS, "(values f32, out bf16)"},
-    {"subtract", subtract, METH_VARARGS, "(local f32, base or None, base is bf16, out, out is bf16) -> sound?"},
+    {"subtract", subtract, METH_VARARGS, "(local f32, base or None, base is bf16, out, out is bf16) -> bounded?"},
     {"encode_q4", encode_q4, METH_VARARGS, "(values f32, out, the seven levels f32)"},
     {"decode_q4", decode_q4, METH_VARARGS, "(data, out f32, negate); scales are taken as they are"},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, .m_name = "_kernels", .m_size = 0, .m_methods = METHODS};
-
-PyMODINIT_FUNC PyInit__kernels(void) { return PyModuleDef_Init(&MODULE); }
+MODULE_OF(METHODS)

@@ -4,22 +4,29 @@ Raises ValueError for lengths that do not match; ValueError or BufferError, as t
 contiguous or not to be written to.
 """
 
-from typing import Any
+from typing import TypeAlias
 
-def is_sound(values: Any, is_bf16: bool, /) -> bool:
-    """``sound.is_sound`` of [n] f32 or bf16, at any address."""
+import numpy as np
+import numpy.typing as npt
 
-def decode(data: Any, out: Any, is_bf16: bool, negate: bool, /) -> bool:
-    """[n] f32 or bf16 at any address -> ``out`` [n] f32, or what has items of two bytes: bf16; whether all is sound."""
+from yeto_torch.wire.buffers import Buffer
 
-def round_to_bf16(values: Any, out: Any, /) -> None:
+_Array: TypeAlias = npt.NDArray[np.generic]
+
+def is_bounded(values: _Array, is_bf16: bool, /) -> bool:
+    """``bounds.is_bounded`` of [n] f32 or bf16, at any address."""
+
+def decode(data: _Array | Buffer, out: _Array, is_bf16: bool, negate: bool, /) -> bool:
+    """[n] f32 or bf16 at any address -> ``out`` [n] f32, or bf16, of two bytes an item; is all of it bounded?"""
+
+def round_to_bf16(values: _Array, out: _Array, /) -> None:
     """[n] f32 -> ``out`` [n] bf16: nearest even, saturating."""
 
-def subtract(local: Any, base: Any, is_base_bf16: bool, out: Any, is_out_bf16: bool, /) -> bool:
-    """``local`` [n] f32, less ``base`` [n] unless it is None, into ``out`` [n]; whether that was sound unrounded."""
+def subtract(local: _Array, base: _Array | None, is_base_bf16: bool, out: _Array, is_out_bf16: bool, /) -> bool:
+    """``local`` [n] f32, less ``base`` [n] unless it is None, into ``out`` [n]; whether that was bounded unrounded."""
 
-def encode_q4(values: Any, out: Any, levels: Any, /) -> None:
+def encode_q4(values: _Array, out: _Array, levels: _Array, /) -> None:
     """[n] f32 -> ``out`` [132 * ceil(n / 256)] bytes; ``levels``: where each of seven begins, f32."""
 
-def decode_q4(data: Any, out: Any, negate: bool, /) -> None:
+def decode_q4(data: _Array | Buffer, out: _Array, negate: bool, /) -> None:
     """[132 * ceil(n / 256)] bytes -> ``out`` [n] f32. The scales are not judged."""

@@ -52,7 +52,7 @@ INLINE float float_of(uint32_t bits)
     return both.value;
 }
 
-/* To nearest, ties to even; of what is sound. */
+/* To nearest, ties to even; of what is bounded. */
 INLINE uint16_t nearest(uint32_t bits) { return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16); }
 
 /* A stretch of values, and what is made of it, stay in the first-level cache. */
@@ -96,10 +96,10 @@ typedef struct {
     Py_ssize_t count;
 } Arrays;
 
-INLINE bool begin(Arrays *arrays, Py_ssize_t room)
+INLINE bool begin(Arrays *arrays, Py_ssize_t most)
 {
     arrays->count = 0;
-    arrays->views = PyMem_Calloc((size_t)room, sizeof *arrays->views);
+    arrays->views = PyMem_Calloc((size_t)most, sizeof *arrays->views);
     if (!arrays->views) PyErr_NoMemory();
     return arrays->views != NULL;
 }
@@ -135,5 +135,10 @@ INLINE PyObject *end(Arrays *arrays, PyObject *result)
         work;                                                                        \
         if (thread) PyEval_RestoreThread(thread);                                    \
     } while (0)
+
+/* The module ``_kernels`` with these functions. */
+#define MODULE_OF(methods)                                                                                               \
+    static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, .m_name = "_kernels", .m_size = 0, .m_methods = methods}; \
+    PyMODINIT_FUNC PyInit__kernels(void) { return PyModuleDef_Init(&MODULE); }
 
 #endif

@@ -1,7 +1,8 @@
 """The codec's loops over elements, compiled, where they could be built; else ``compiled`` is None.
 
-Numpy and torch do the same work then, to the same bits, in more trips over memory. That code stands beside every use
-of a kernel and is its reference: the tests run both.
+Torch does the same work then, and numpy for q4, to the same bits, in more trips over memory. That code stands beside
+every use of a kernel and is its reference: the tests run both. Numpy packs q4 because torch compares into bytes one by
+one, which takes it three times as long.
 """
 
 from __future__ import annotations

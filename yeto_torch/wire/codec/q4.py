@@ -23,7 +23,7 @@ from yeto_torch.wire.errors import PeerError
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
 
-PIECE = 1 << 9  # blocks: 512 KiB of f32; smaller ones pay more for numpy's calls than the cache gives back
+AT_ONCE = 1 << 9  # blocks: 512 KiB of f32; smaller ones pay more for numpy's calls than the cache gives back
 
 # Level L is reached from this ratio |x|/scale on, given as f32 bits: the smallest ratio whose f32 log2, rounded half
 # to even, is at least L - 7. Near 2^(L-7.5) neighbouring ratios share one f32 logarithm, more of them the smaller
@@ -46,10 +46,10 @@ def encode(values: _Floats) -> _Bytes:
         kernels.compiled.encode_q4(values, out, _LEVELS)
         return out.reshape(-1)
     blocks = values[: whole * Q4_BLOCK].reshape(whole, Q4_BLOCK)
-    scratch = _Scratch(min(PIECE, len(out)))
+    scratch = _Scratch(min(AT_ONCE, len(out)))
     with np.errstate(invalid="ignore"):  # infinities give NaN ratios; their scale tells the decoder
-        for first in range(0, whole, PIECE):
-            scratch.encode(blocks[first : first + PIECE], out[first : min(first + PIECE, whole)])
+        for first in range(0, whole, AT_ONCE):
+            scratch.encode(blocks[first : first + AT_ONCE], out[first : min(first + AT_ONCE, whole)])
         if rest:
             tail = np.zeros((1, Q4_BLOCK), np.float32)
             tail[0, :rest] = values[-rest:]
@@ -58,7 +58,7 @@ def encode(values: _Floats) -> _Bytes:
 
 
 class _Scratch:
-    """The buffers one piece of an encoding works in."""
+    """The buffers one part of an encoding works in."""
 
     def __init__(self, blocks: int) -> None:
         self.starts = np.arange(0, blocks * Q4_BLOCK, Q4_BLOCK)
@@ -112,9 +112,9 @@ def decode(data: _Bytes, out: _Floats, negate: bool) -> None:
         np.negative(scales, out=scales)
     whole, rest = divmod(out.size, Q4_BLOCK)
     target = out[: whole * Q4_BLOCK].reshape(whole, Q4_BLOCK)
-    for first in range(0, whole, PIECE):
-        piece = slice(first, min(first + PIECE, whole))
-        _values(blocks[piece, 4:], scales[piece], target[piece])
+    for first in range(0, whole, AT_ONCE):
+        part = slice(first, min(first + AT_ONCE, whole))
+        _values(blocks[part, 4:], scales[part], target[part])
     if rest:
         tail = np.empty((1, Q4_BLOCK), np.float32)
         _values(blocks[whole:, 4:], scales[whole:], tail)
