@@ -1,7 +1,7 @@
 """``python -m syncer [key=value ...]``: command line -> configuration -> policy -> run; nothing else.
 
 A wrong configuration is one line on stderr and exit code 2, before torch is imported, a socket opened or a file
-touched. Must not know: how a configuration comes together (``compose.py``), what any key means (``config.py``), how a
+touched. Must not know: how a configuration comes together (``compose.py``), what any key means (``keys.py``), how a
 run goes (``run.py``).
 """
 
@@ -11,8 +11,6 @@ import logging
 import os
 import signal
 import sys
-
-from syncer.config.arguments import parse
 
 log = logging.getLogger("syncer")
 
@@ -27,16 +25,14 @@ def main(argv: list[str]) -> int:
     """Returns the exit code: 2 for a configuration error, else what the run returns."""
     for number in (signal.SIGINT, signal.SIGTERM):  # until run() installs its own: nothing is open yet, so just leave
         signal.signal(number, lambda *_: os._exit(130))
-    from syncer.config.compose import as_yaml, compose, typed  # after the handlers: Hydra takes a while
+    from syncer.config.arguments import configured  # after the handlers: Hydra takes a while
     from syncer.config.keys import SYNCER, profile_record, validate, warnings
 
     try:
-        arguments = parse(argv, "python -m syncer", _DESCRIPTION, lambda: SYNCER)
-        config = compose(arguments.overrides, arguments.config_dir, arguments.config_name)
-        if arguments.cfg:
-            print(as_yaml(config, arguments.resolve), end="")
+        config = configured(argv, "python -m syncer", _DESCRIPTION, SYNCER)
+        if config is None:
             return 0
-        policy = validate(typed(config))
+        policy = validate(config)
         profile = profile_record(policy).hash
     except ValueError as error:
         print("syncer: configuration error:", " ".join(str(error).split()), file=sys.stderr)

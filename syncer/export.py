@@ -16,7 +16,7 @@ from pathlib import Path
 
 from syncer.checkpoint.files import read_checkpoint, read_marker, write_atomically
 from syncer.checkpoint.format import Snapshot
-from syncer.config.arguments import key_values, run_command
+from syncer.config.plain_command import key_values, run_command
 from syncer.config.policy import IsoBackend
 from syncer.final_state import NamedTensor, Shapes, named_shapes, safetensors_parts, split
 from yeto_torch.wire.errors import StateError

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from syncer.checkpoint.files import read_checkpoint, write_checkpoint
-from syncer.config.arguments import key_values, run_command
+from syncer.config.plain_command import key_values, run_command
 from syncer.config.policy import IsoBackend
 from yeto_torch.wire.errors import StateError
 

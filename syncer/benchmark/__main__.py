@@ -17,7 +17,6 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from syncer.config.arguments import parse
 from yeto_torch.wire.errors import RunError, StateError, YetoError
 
 if TYPE_CHECKING:
@@ -36,18 +35,16 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # nothing runs yet, so just leave
         signal.signal(number, lambda *_: os._exit(130))
     from syncer.benchmark.config import BENCHMARK, make_plan  # after the handlers: Hydra takes a while
-    from syncer.config.compose import as_yaml, compose, typed_as
+    from syncer.config.arguments import configured
 
     split = argv.index("--") if "--" in argv else len(argv)
     command = argv[split + 1 :] if split < len(argv) else None
     words = ["baseline=true" if word == "--baseline" else word for word in argv[:split]]
     try:
-        arguments = parse(words, "python -m syncer.benchmark", _DESCRIPTION, lambda: BENCHMARK)
-        config = compose(arguments.overrides, arguments.config_dir, arguments.config_name, BENCHMARK)
-        if arguments.cfg:
-            print(as_yaml(config, arguments.resolve, BENCHMARK), end="")
+        config = configured(words, "python -m syncer.benchmark", _DESCRIPTION, BENCHMARK)
+        if config is None:
             return 0
-        plan = make_plan(typed_as(BENCHMARK, config), command)
+        plan = make_plan(config, command)
     except ValueError as error:
         print("syncer.benchmark: configuration error:", " ".join(str(error).split()), file=sys.stderr)
         return 2

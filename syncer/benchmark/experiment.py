@@ -21,7 +21,6 @@ Source: v4 §Budget.
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import socket
@@ -35,7 +34,7 @@ from syncer.benchmark.config import ENDLESS, Plan
 from syncer.benchmark.files import Folder
 from syncer.benchmark.processes import LoggedChild, LoggedChildren
 from syncer.benchmark.verdict import Arms, Evidence, Process, Saved
-from yeto_torch.launcher.processes import Exited, Signalled
+from yeto_torch.launcher.processes import Exited, Signalled, python_environment
 from yeto_torch.wire.errors import RunError
 
 _LAST_WORD_S = 5.0
@@ -100,7 +99,7 @@ class Experiment:
         argv = [sys.executable, "-m", "yeto_torch.demos.arms", *_task(plan.options)]
         argv += [f"--learners={plan.learners}", f"--steps={plan.budget_steps}"]
         argv += [f"--run-dir={folder.path}", f"--output={folder.arms}"]
-        arm = self._children.start_logged("synchronous arm", argv, _environment(), folder.log("synchronous arm"))
+        arm = self._children.start_logged("synchronous arm", argv, python_environment(), folder.log("synchronous arm"))
         while arm.code is None:
             self._take_event(None)
         if arm.code:
@@ -219,14 +218,12 @@ class Experiment:
         values = {**self._plan.syncer, **own, **keys}
         argv = [sys.executable, "-m", "syncer", *(override(key, value) for key, value in values.items())]
         folder.address.unlink(missing_ok=True)
-        self._syncer = self._children.start_logged(name, argv, _environment(), folder.log(name))
+        self._syncer = self._children.start_logged(name, argv, python_environment(), folder.log(name))
         return self._syncer
 
     def _start_learner(self, learner: int, address: str) -> None:
         plan = self._plan
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        env = {"OMP_NUM_THREADS": str(max(1, cores // plan.learners))} | _environment()  # N learners share the cores
-        env |= {
+        env = python_environment(sharing=plan.learners) | {
             "YETO_SYNCER": address,
             "YETO_LEARNER_ID": str(learner),
             "YETO_LEARNERS": str(plan.learners),
@@ -294,12 +291,3 @@ def free_port(host: str) -> int:
         else:
             return port
     raise RunError(f"cannot listen on {host}: {reason}; choose another listen.host")
-
-
-def _environment() -> dict[str, str]:
-    """Ours; and the checkout, which need not be installed."""
-    env = dict(os.environ) | {"PYTHONUNBUFFERED": "1"}
-    source = Path(__file__).resolve().parent.parent.parent
-    if source.name not in ("site-packages", "dist-packages"):
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(source), env.get("PYTHONPATH"))))
-    return env

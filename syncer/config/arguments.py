@@ -1,19 +1,16 @@
-"""What stands where on a command line: of the commands that Hydra configures, and of those of a few plain words.
+"""The command line that Hydra-configured commands share: key=value words, files of the user's own, --cfg, --help.
 
-Every error is a ValueError of one line. Must not know what a key means.
+Decides what stands where on it; every error is a ValueError of one line. Must not know what a key means.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from yeto_torch.wire.errors import StateError
-
-if TYPE_CHECKING:  # at run time only for --help: Hydra takes a while
-    from syncer.config.keys import AnyKeys
+from syncer.config.compose import PRESETS, S, as_yaml, compose, typed_as
+from syncer.config.keys import AnyKeys, Keys
+from syncer.config.rules import shown
 
 
 class _Parser(argparse.ArgumentParser):
@@ -22,11 +19,20 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"command line: {message} (--help shows what is known)")
 
 
-def parse(argv: list[str], prog: str, description: str, keys: Callable[[], AnyKeys]) -> argparse.Namespace:
-    """``overrides``, ``config_dir``, ``config_name``, ``cfg``, ``resolve``; --help prints and exits.
+def configured(argv: list[str], prog: str, description: str, keys: Keys[S]) -> S | None:
+    """What the command line asks for, typed but not validated; None if it asked to see it, and has. --help exits.
 
     Raises ValueError, one line.
     """
+    arguments = _parse(argv, prog, description, keys)
+    config = compose(arguments.overrides, arguments.config_dir, arguments.config_name, keys)
+    if arguments.cfg:
+        print(as_yaml(config, arguments.resolve, keys), end="")
+        return None
+    return typed_as(keys, config)
+
+
+def _parse(argv: list[str], prog: str, description: str, keys: AnyKeys) -> argparse.Namespace:
     parser = _Parser(
         prog=prog,
         description=description,
@@ -43,7 +49,7 @@ def parse(argv: list[str], prog: str, description: str, keys: Callable[[], AnyKe
     add("--resolve", action="store_true", help="with --cfg: interpolations replaced by their values")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.help:
-        parser.epilog = _key_table(keys())
+        parser.epilog = _key_table(keys)
         parser.print_help()
         parser.exit()
     if arguments.resolve and not arguments.cfg:
@@ -52,9 +58,6 @@ def parse(argv: list[str], prog: str, description: str, keys: Callable[[], AnyKe
 
 
 def _key_table(keys: AnyKeys) -> str:
-    from syncer.config.compose import PRESETS
-    from syncer.config.rules import shown
-
     lines = [
         f"preset={'|'.join(PRESETS)}",
         "    a named regime of outer.*, merge.* and schedule.*; single keys override it (default: balanced)",
@@ -64,39 +67,3 @@ def _key_table(keys: AnyKeys) -> str:
         told = undefined if keys.defaults[key] == "???" else shown(keys.defaults[key])
         lines += [f"{key}={told}", f"    {rule.meaning}: {rule.legal}"]
     return "keys and their defaults:\n  " + "\n  ".join(lines)
-
-
-def key_values(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, str]:
-    """``key=value`` words as a dict; the value is taken to the letter, so that a path or a digest is never a number.
-
-    Raises ValueError naming the word or key that is wrong and the legal keys.
-    """
-    legal = [*required, *optional]
-    values: dict[str, str] = {}
-    for word in argv:
-        key, equals, value = word.partition("=")
-        if not equals or key not in legal:
-            raise ValueError(f"{word!r} is not one of {', '.join(f'{name}=…' for name in legal)}")
-        if key in values or not value:
-            raise ValueError(f"{key}: given {'twice' if key in values else 'without a value'}")
-        values[key] = value
-    for key in required:
-        if key not in values:
-            raise ValueError(f"{key}: missing, must be given as {key}=…")
-    return values
-
-
-def run_command(command: Callable[[Sequence[str]], None], usage: str, argv: Sequence[str]) -> int:
-    """Run a command-line function: 0, or one line on stderr and 2 for wrong arguments, 1 for everything else known."""
-    if set(argv) & {"-h", "--help"}:
-        print(usage)
-        return 0
-    try:
-        command(argv)
-    except ValueError as error:
-        print(f"{error} (usage: {usage})", file=sys.stderr)
-        return 2
-    except StateError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0

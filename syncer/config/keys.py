@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import ipaddress
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -340,12 +340,6 @@ def _policy(values: dict[str, Any], hmac_key: bytes | None) -> SyncerPolicy:
 
 def profile_record(policy: SyncerPolicy) -> ProfileRecord:
     """The record of this configuration; ``.hash`` is what a profile-bound HELLO must carry."""
-    sections = ("schedule", "merge", "outer", "checkpoint", "final", "session")
-    values: dict[str, object] = {
-        f"{section}.{entry.name}": getattr(getattr(policy, section), entry.name)
-        for section in sections
-        for entry in fields(getattr(policy, section))
-    }
-    values |= {"learners": policy.learners, "total_steps": policy.total_steps}
-    values |= {"merge.iso_scale": policy.merge.iso_scale.name.lower()}
+    values = asdict(policy)
+    values["merge"]["iso_scale"] = policy.merge.iso_scale.name.lower()
     return record_of(values | {"budget.learner_steps": policy.budget_learner_steps})

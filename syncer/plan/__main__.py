@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from syncer.config.arguments import key_values, run_command
+from syncer.config.plain_command import key_values, run_command
 from syncer.plan.advice import Plan, Wishes, plan, shortfalls
 from syncer.plan.situation import Situation, learner_bytes, syncer_bytes
 from yeto_torch.wire.constants import WireDType

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +80,8 @@ def _column(
             if not ((column < least) | (column > most)).any() and np.isnan(column).sum() == nulls:
                 return column
 
-    def fits(value: Any) -> bool:
-        return type(value) in kinds and (value is None or least <= value <= most)
+    def fits(value: object) -> bool:
+        return type(value) in kinds and (not isinstance(value, (int, float)) or least <= value <= most)
 
     index = next(index for index, value in enumerate(values) if not fits(value))
     raise StateError(f"line {lines[index]}: {key} is {shortened(repr(values[index]), 60)}, must be {legal}")

@@ -6,8 +6,6 @@ learners and fragments are numbers, reasons of rejections are counted elsewhere.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -31,7 +29,7 @@ def latency(series: Series) -> str:
 
     def draw(axes: Axes) -> None:
         axes.fill_between(x, band.low / 1e3, band.high / 1e3, color=BLUE, alpha=0.16, lw=0, label="shortest to longest")
-        axes.plot(x, band.middle / 1e3, color=BLUE, label="round", **_marks(series))
+        axes.plot(x, band.middle / 1e3, color=BLUE, label="round", marker=_marker(series), ms=3.5)
         axes.plot(x, series.quorum_ms / 1e3, color=TEAL, lw=1.4, label="until the quorum had answered")
         axes.plot(x, series.sync_ms / 1e3, color=ORANGE, lw=1.4, label="merge and commit")
         _seconds(axes, band.high, band.middle)
@@ -144,7 +142,7 @@ def drive(series: Series) -> str:
 
     def draw(axes: Axes) -> None:
         axes.fill_between(x, band.low, band.high, color=BLUE, alpha=0.16, lw=0)
-        axes.plot(x, band.middle, color=BLUE, label="drive", **_marks(series))
+        axes.plot(x, band.middle, color=BLUE, label="drive", marker=_marker(series), ms=3.5)
         axes.plot(x, series.agreement, color=TEAL, lw=1.4, label="agreement of the learners")
         axes.plot(x, series.lag_cosine, color=ORANGE, lw=1.4, label="cosine with the momentum")
         axes.plot(x, series.momentum, color=OTHERS, lw=1.4, label="momentum coefficient")
@@ -199,8 +197,8 @@ def _stack(axes: Axes, series: Series, areas: Numbers, labels: list[str], colour
         low = high
 
 
-def _marks(series: Series) -> dict[str, Any]:
-    return {"marker": "o", "ms": 3.5} if len(series.retries) <= _DOTS else {}
+def _marker(series: Series) -> str:
+    return "o" if len(series.retries) <= _DOTS else ""
 
 
 def _rounds(axes: Axes, series: Series) -> None:

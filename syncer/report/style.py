@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
 
 WIDTH_IN = 10.0
 INK, MUTED, GRID, SURFACE, EMPTY = "#1f1f1d", "#6f6e69", "#e8e6e0", "#ffffff", "#efede8"
@@ -21,7 +24,7 @@ LEARNERS = (BLUE, TEAL, "#eda100", "#4a3aa7", "#e87ba4", "#008300", ORANGE, "#7a
 OTHERS = "#b9b7b0"
 AGES = ("#9cc4f2", "#4f95e4", "#1f5fae", "#0d2f5e")  # the older the darker
 
-_RC: dict[Any, Any] = {
+_RC: dict[RcKeyType, object] = {
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",  # measured with it; the page's own font is narrower
     "font.size": 9,

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from syncer.checkpoint.files import read_checkpoint, write_checkpoint, write_marker
 from syncer.checkpoint.format import FragmentRecord, LedgerEntry, Snapshot
-from syncer.config.arguments import run_command
+from syncer.config.plain_command import run_command
 from syncer.export import USAGE, export
 from syncer.migrate import USAGE as MIGRATE_USAGE
 from syncer.migrate import migrate

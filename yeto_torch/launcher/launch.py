@@ -1,6 +1,6 @@
 """What a local fleet is started with: commands and environments of its children, from one description.
 
-Decides what the launcher sets and what the user may override. It must not know processes.
+Decides what the launcher sets and what the user may override. It starts nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yeto_torch.launcher.folder import RunFolder
+from yeto_torch.launcher.processes import python_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +89,14 @@ class Launch:
 
     def environment(self, run_id: str) -> dict[str, str]:
         """What every child gets on top of our own environment."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        env = {
-            "OMP_NUM_THREADS": str(max(1, cores // (self.learners * self.nproc_per_learner))),  # they share the cores
+        return {
             "PYTHONFAULTHANDLER": "1",  # a crash in native code has a traceback too
-        }
-        env |= os.environ
-        env |= {
-            "PYTHONUNBUFFERED": "1",
+            **python_environment(sharing=self.learners * self.nproc_per_learner),
             "YETO_LEARNERS": str(self.learners),
             "YETO_RUN_ID": run_id,
             "YETO_RUN_DIR": str(self.folder.path),
             **self.secrets.environment,
         }
-        source = Path(__file__).resolve().parents[2]
-        if source.name not in ("site-packages", "dist-packages"):  # a checkout, which need not be installed
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(source), env.get("PYTHONPATH"))))
-        return env
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:

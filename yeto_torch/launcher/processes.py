@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -70,6 +71,22 @@ def leashed(command: Sequence[str]) -> list[str]:
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), *command]
+
+
+def python_environment(sharing: int | None = None) -> dict[str, str]:
+    """Ours, for a child that runs Python: unbuffered, and with the checkout, which need not be installed.
+
+    Args:
+        sharing: how many such children share the cores, unless the user has chosen; None = its libraries decide.
+    """
+    env = dict(os.environ)
+    if sharing is not None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        env = {"OMP_NUM_THREADS": str(max(1, cores // sharing))} | env
+    source = Path(__file__).resolve().parents[2]
+    if source.name not in ("site-packages", "dist-packages"):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(source), env.get("PYTHONPATH"))))
+    return env | {"PYTHONUNBUFFERED": "1"}
 
 
 class LineSplitter:
