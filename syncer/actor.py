@@ -32,8 +32,9 @@ from syncer.core.coordinator import Coordinator
 from syncer.core.drive import Driven
 from syncer.core.ledger import LedgerRow
 from syncer.core.lifecycle import Phase
+from syncer.core.record import MeasuredLine
 from syncer.final_state import write_final_state
-from syncer.merger import Merged, Merger, MergerEvent, PoolDrained, merger_for, outer_momentum
+from syncer.merger import Merger, MergerEvent, PoolDrained, merger_for, outer_momentum
 from syncer.progress import Progress
 from syncer.server import Server
 from syncer.state import GlobalState
@@ -252,28 +253,26 @@ class Actor:
 
     def _record(self, effect: fx.Record) -> None:
         merged = self.merger.take(effect.step)
-        timings = {
+        found, mu, lr = merged.alignment, merged.momentum, self.policy.outer.lr_at(effect.step)
+        gain, drive = (found.gain(lr, mu), found.drive(lr, mu)) if found is not None else (None, None)
+        if found is not None and gain is not None and drive is not None:
+            enough = found.capped(lr, self.policy.outer.momentum, DRIVE_LIMIT)
+            driven = Driven(drive, gain, found.agreement, found.lag or 0.0, enough)
+            self._own.append(ev.StepMeasured(effect.line["fragment"], driven, lr, mu))
+        line: MeasuredLine = {
+            **effect.line,
             "gnorm": merged.norm,
-            **self._driven(effect.step, effect.line["fragment"], merged),
+            "gain": gain,
+            "drive": drive,
+            "agreement": found.agreement if found is not None else None,
+            "lag_cosine": found.lag if found is not None else None,
+            "momentum": mu,
             "ms": 1000 * (clock() - effect.launched_at),
             "sync_ms": 1000 * merged.seconds,
             "time": time.time(),
         }
-        line = {**effect.line, **timings}
         self.tape.write(line)
         self._progress.committed(line, self.coordinator.connected)
-
-    def _driven(self, step: int, fragment: int, merged: Merged) -> dict[str, float | None]:
-        """How hard this commit drove its fragment, for the tape and for the coordinator to judge."""
-        mu, lr, found = merged.momentum, self.policy.outer.lr_at(step), merged.alignment
-        if found is None:
-            return {"gain": None, "drive": None, "agreement": None, "lag_cosine": None, "momentum": mu}
-        gain, drive = found.gain(lr, mu), found.drive(lr, mu)
-        if drive is not None:
-            enough = found.capped(lr, self.policy.outer.momentum, DRIVE_LIMIT)
-            driven = Driven(drive, gain, found.agreement, found.lag or 0.0, enough)
-            self._own.append(ev.StepMeasured(fragment, driven, lr, mu))
-        return {"gain": gain, "drive": drive, "agreement": found.agreement, "lag_cosine": found.lag, "momentum": mu}
 
     def _broadcast(self, effect: fx.Broadcast) -> None:
         started = clock()

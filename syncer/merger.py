@@ -5,6 +5,8 @@ computed on the actor's thread at once; with ``merge.iso_backend=torch-svd`` the
 the pool's children, and the round is done when the last one is back. Other rounds go on meanwhile.
 
 Once the pool is poisoned every call raises StateError with its one message, so that nothing is published any more.
+
+Source: v4 §Merging, v4 §SVD pool (drained before a checkpoint; a poisoned worker prevents it); rulings §4, §8.
 """
 
 from __future__ import annotations

@@ -12,12 +12,13 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from syncer.config.policy import SyncerPolicy
+from syncer.core.record import MeasuredLine
 
 if TYPE_CHECKING:
     from syncer.terminal import Panel, Picture
@@ -142,13 +143,13 @@ class Progress:
 
             self._panel = Panel(self._picture)
 
-    def committed(self, line: Mapping[str, Any], connected: Iterable[int]) -> None:
+    def committed(self, line: MeasuredLine, connected: Iterable[int]) -> None:
         """A merge line was written; ``connected`` are the ids now here."""
         view, now = self.view, time.monotonic()
-        view.step = int(line["step"])
+        view.step = line["step"]
         view.rounds_per_s = self._rounds.at(now, view.step)
         view.line = f"{len(line['responded'])} of {len(line['expected'])} answered, round {line['ms']:.0f} ms"
-        self._fragments = max(self._fragments, int(line["fragment"]) + 1)
+        self._fragments = max(self._fragments, line["fragment"] + 1)
         answered = {one["id"]: -(-one["staleness"] // self._fragments) for one in line["responders"]}
         # Made anew: the panel's thread may be reading the old one.
         view.lags = {**view.lags, **dict.fromkeys(line["missed_grace"]), **answered}

@@ -3,6 +3,8 @@
     what the file alone decides about resuming -> tape -> listener -> address file -> the actor's loop -> goodbye
 
 Nothing listens before the checkpoint is known to be usable; nothing is written before the port is ours.
+
+Source: v4 §Checkpoints (resume, the marker), v4 §Final cut; rulings §6.10, §6.11, §6.12.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ about who may enter (``core/admission``) or what an answer is worth (``core/roun
               HELLOs by their bytes, long ones read one at a time and none longer than the session's once it has one;
               descriptors: the last ``_SPARE_DESCRIPTORS`` are for files, never for a stranger's socket
 
-Source: protocol v4, connection groups; rulings on first frames, DATA_HELLO and liveness.
+Source: v4 §Frames (the first frame is HELLO or DATA_HELLO, capped), v4 §Streams and chunks (sockets attach to the
+group of their generation), v4 §Versions and admission (ERROR and close); rulings §1.4, §1.8, §6.8.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ calls it, from one thread. A commit is whole or did not happen.
 On the CPU the tensors handed in are the tensors used, without a copy: whoever initialises or restores a fragment
 gives its tensors away. On a GPU they are uploaded once.
 
-Source: v4 §Outer step, v4 §Versions and admission
+Source: v4 §Outer step, v4 §Scheduler (no two completions change one fragment at once), v4 §Final cut (always f32).
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ disturbs nobody. The HELLO has been parsed and range-checked before it comes her
 
 Only the newest ``_GENERATIONS`` of a learner are remembered, so that redialling for months costs no more than a MiB.
 
-Source: protocol v4, first accepted HELLO; rulings on identities.
+Source: v4 §Versions and admission (the first accepted HELLO fixes the session, every later one must match it exactly),
+v4 §Contract and profile (a mismatch, and with require_profile_binding an omitted hash, is refused); rulings §2.3, §2.4,
+§2.8.
 """
 
 from __future__ import annotations

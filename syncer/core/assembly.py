@@ -6,7 +6,7 @@ Decides the start and which broadcasts it still owes. It must not know rounds or
     a resumed run  the same, or a quorum connected for ``start_grace_s``: one learner lost for good must not block a
                    restart. When only the final cut is left, one learner is enough.
 
-Source: rulings on the syncer, assembling.
+Source: v4 §Generations (every initialised fragment at its current version to a new generation); rulings §6.1.
 """
 
 from __future__ import annotations

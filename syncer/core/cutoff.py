@@ -5,7 +5,7 @@ Decides only on reports. The coordinator stops launching and cancels rounds when
     OPEN --first accepted report--> CLOSING --one from every learner--> DRAINING --checkpoint--> WRITTEN
     void, whatever the state: a wrong step count; a second report of one learner, from any generation; the timeout
 
-Source: protocol v4, BUDGET_DONE and the benchmark's cut-off process; rulings on the syncer (exceptions).
+Source: v4 §Budget (BUDGET_DONE, the cut-off process); rulings §6.9.
 """
 
 from __future__ import annotations

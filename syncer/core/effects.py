@@ -3,16 +3,19 @@
 The order is the contract: the effects of one commit are Commit, Record, SaveCheckpoint (if due), Broadcast, so that
 under ``checkpoint.every=1`` nothing becomes visible before it is durable; the end of a run is WriteFinal, SendCut...,
 and later WriteMarker before any SendShutdown. An effect that fails stops the run; the ones behind it are not done.
+
+Source: v4 §Scheduler, v4 §Checkpoints (durable before its broadcast is visible), v4 §Final cut (checkpoint, final
+state, every FINAL_FRAGMENT, then the manifest); rulings §6.7, §6.10.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from syncer.core.events import Member, PushArrived
 from syncer.core.ledger import LedgerRow
+from syncer.core.record import MergeLine
 from yeto_torch.wire.messages import Hello
 
 
@@ -89,7 +92,7 @@ class Record:
 
     step: int
     launched_at: float
-    line: Mapping[str, Any]
+    line: MergeLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class Note:
     """Append an ``event`` line to the tape."""
 
     event: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)

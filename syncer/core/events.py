@@ -2,6 +2,8 @@
 
 Every event reaches ``Coordinator.handle(event, now)`` with the moment it arrived, in arrival order. Tensors are opaque
 handles here: the core passes them from a push to a merge and never looks inside.
+
+Source: v4 §Messages, v4 §Rounds (members are learner and generation).
 """
 
 from __future__ import annotations

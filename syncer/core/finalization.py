@@ -7,7 +7,7 @@ Decides whose acknowledgement is awaited and which one counts. It must not know 
     together      OPEN --freeze--> DELIVERING --last ACK--> COMPLETE
                   DELIVERING --deadline--> FAILED, naming the missing
 
-Source: protocol v4, final membership; rulings on finalization.
+Source: v4 §Final cut (membership is generation-aware, an ACK is never erased, a bounded wait); rulings §6.10.
 """
 
 from __future__ import annotations

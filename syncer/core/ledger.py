@@ -1,6 +1,8 @@
 """Cumulative merges, local steps and tokens per logical learner; part of every checkpoint.
 
 A checkpoint keeps them in 64 bits, and what a learner claims to have seen may be anything: counters stop at the top.
+
+Source: v4 §Checkpoints (the cumulative learner ledger); rulings §7.
 """
 
 from __future__ import annotations

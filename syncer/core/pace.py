@@ -8,7 +8,9 @@
     grace    = clamp(gamma (tau xi_step - xi_quorum - xi_sync), 0, grace_ms); all of grace_ms without an estimate
     interval = max(min_round_interval, H xi_step / F)
 
-Source: rulings on the syncer, throttle and grace. It must not know rounds or members beyond their names.
+It must not know rounds, or members beyond their names.
+
+Source: v4 §Quorum and grace (the adaptive grace window); rulings §6.3, §6.4.
 """
 
 from __future__ import annotations

@@ -1,19 +1,78 @@
 """The merge line of the event tape, as far as decisions know it.
 
 The actor adds what only it can measure: gnorm, ms, sync_ms and the time. docs/tape.md lists the keys.
+
+Source: v4 §Event tape; rulings §7.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TypedDict
 
 from syncer.core.events import Member, PushArrived
 from syncer.core.rounds import Round
 from yeto_torch.wire.constants import PROTOCOL_VERSION
 
 
-def merge_line(round_: Round, rejected: dict[str, int]) -> dict[str, Any]:
+class MemberEntry(TypedDict):
+    id: int
+    generation: int
+
+
+class LeftOutEntry(MemberEntry):
+    norm: float
+    median_norm: float
+
+
+class ResponderEntry(MemberEntry):
+    base_version: int
+    staleness: int
+    c_steps: int
+    c_tokens: int
+    weight: float
+    contribution: float
+    bytes: int
+
+
+class MergeLine(TypedDict):
+    """What decisions know of one committed round."""
+
+    protocol_version: int
+    delta_semantics: str
+    step: int
+    fragment: int
+    launch_base_version: int
+    attempt: int
+    quorum: int
+    expected: list[int]
+    expected_members: list[MemberEntry]
+    responded: list[int]
+    responded_members: list[MemberEntry]
+    missed_grace: list[int]
+    missed_members: list[MemberEntry]
+    quorum_ms: float | None
+    grace_ms: float | None
+    rejected: dict[str, int]
+    left_out_members: list[LeftOutEntry]
+    responders: list[ResponderEntry]
+
+
+class MeasuredLine(MergeLine):
+    """With what the actor adds; ``time`` in unix seconds."""
+
+    gnorm: float
+    gain: float | None
+    drive: float | None
+    agreement: float | None
+    lag_cosine: float | None
+    momentum: float
+    ms: float
+    sync_ms: float
+    time: float
+
+
+def merge_line(round_: Round, rejected: dict[str, int]) -> MergeLine:
     """Everything about one committed round but its timings and norm. An answer left out contributes nothing."""
     responses, total = round_.ordered_responses, round_.weight
     left_out = {outlier.member for outlier in round_.outliers}
@@ -43,11 +102,11 @@ def merge_line(round_: Round, rejected: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _members(members: Iterable[Member]) -> list[dict[str, int]]:
+def _members(members: Iterable[Member]) -> list[MemberEntry]:
     return [{"id": m.learner_id, "generation": m.generation} for m in members]
 
 
-def _responder(response: PushArrived, launch_base: int, total_weight: float) -> dict[str, Any]:
+def _responder(response: PushArrived, launch_base: int, total_weight: float) -> ResponderEntry:
     return {
         "id": response.member.learner_id,
         "generation": response.member.generation,

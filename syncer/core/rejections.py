@@ -1,4 +1,7 @@
-"""Answers and HELLOs that did not count: counted for the tape, told to the operator, and never flooding either."""
+"""Answers and HELLOs that did not count: counted for the tape, told to the operator, and never flooding either.
+
+Source: v4 §Generations (rejected deterministically); rulings §6.6.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A new generation of a learner supersedes the old one for everything to come; the
 attempts that captured it, and its end never removes its replacement. Only ``_LIVE_OLD`` superseded groups of one
 learner are kept, so that redialling cannot pile up sockets; the oldest go first.
 
-Source: protocol v4, duplicate logical learner ids; rulings on the syncer (deadline, losses).
+Source: v4 §Generations (a new generation supersedes the old one, whose end cannot remove it); rulings §6.5, §6.14.
 """
 
 from __future__ import annotations

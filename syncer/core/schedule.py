@@ -2,7 +2,8 @@
 
 Decides only order and earliest time. It must not know who answers.
 
-Source: protocol v4, pipelined rounds; rulings on the syncer (launch, throttle).
+Source: v4 §Scheduler (pipelined rounds target distinct fragments), v4 §Checkpoints (strictly in ascending step order);
+rulings §6.2, §6.3.
 """
 
 from __future__ import annotations

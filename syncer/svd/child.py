@@ -2,6 +2,8 @@
 
 One thread talks to a child; any thread may kill it. Whatever it does that it must not is a StateError whose text goes
 on after the worker's name. It must not know jobs, deadlines or other children.
+
+Source: v4 §SVD pool (the directly owned Python child); rulings §8.
 """
 
 from __future__ import annotations

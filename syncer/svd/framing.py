@@ -9,6 +9,8 @@ is checked before anything is allocated for it. Matrix bytes go from their tenso
 pipe into their tensor's memory.
 
 Standard library only: whatever speaks it need not load torch.
+
+Source: v4 §SVD pool; rulings §8.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ A job's life: waiting (no permit) -> queued -> running -> delivered. Its permit 
 back when its result is delivered or discarded, so queued and running jobs together never exceed the capacity. Its
 deadline runs from submission, through all three. Jobs are admitted and started in the order of their submission.
 
-Source: protocol v4, bounds of the exact-SVD pool; rulings on the pool.
+Source: v4 §SVD pool (bounded start-up, request and drain; a poison is for ever); rulings §8.
 """
 
 from __future__ import annotations

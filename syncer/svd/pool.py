@@ -8,7 +8,7 @@
 It decides nothing: ``ledger`` says who computes what and when it is too late; this shell moves bytes, reports what
 happens and kills. Children are killed, never asked: one that hangs cannot be asked.
 
-Source: protocol v4, bounds of the exact-SVD pool; rulings on the pool.
+Source: v4 §SVD pool (any expired deadline kills the directly owned child); rulings §8.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Reads matrices from stdin, makes their spectrum flat on its device, writes them to stdout (``framing``); it ends with
 stdin. It decides nothing and keeps nothing between requests. It must not load Hydra, and torch only once it is sure
 not to outlive its parent: asking the kernel for that comes first.
+
+Source: v4 §SVD pool; rulings §8.
 """
 
 from __future__ import annotations
