@@ -17,7 +17,6 @@ Source: v4 §Scheduler, v4 §Generations, v4 §Budget, v4 §Final cut; rulings �
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum, auto
 
 from syncer.config.policy import WARNED_DRIVE, SyncerPolicy
@@ -31,12 +30,12 @@ from syncer.core.events import Member
 from syncer.core.finalization import Finalization
 from syncer.core.flight import Flight
 from syncer.core.ledger import Ledger
-from syncer.core.rate_limiter import RateLimiter, remark
+from syncer.core.rate_limiter import RateLimiter
 from syncer.core.rejections import Rejections
 from syncer.core.roster import Roster
 from yeto_torch.wire.constants import MessageType
 
-_COMINGS = 256  # joins and leaves told per minute; four per learner if that is more
+_COMINGS = 256  # joins and leaves told per minute, four per learner if that is more: nobody fills the tape or the log
 
 
 class Phase(Enum):
@@ -74,7 +73,8 @@ class Lifecycle:
         self._assembly = Assembly(policy, fragments, resumed=resumed is not None, complete=complete)
         self._final = Finalization(policy.total_steps, policy.final.ack_timeout_s)
         self._comings = RateLimiter(max(_COMINGS, 4 * policy.learners))
-        self._cutoff = _cutoff(policy)
+        budget = policy.budget_learner_steps
+        self._cutoff = Cutoff(budget, policy.learners, policy.schedule.quorum_timeout_s) if budget is not None else None
         self._drive = DriveWatch(WARNED_DRIVE, is_capped=policy.outer.guard == "cap")
         self._ungreeted: set[Member] = set()  # joined while the cut was prepared
         self._effects: list[fx.Effect] = []
@@ -230,7 +230,7 @@ class Lifecycle:
                 f" in place of generation {replaced.generation:016x}, which is still connected: every learner needs "
                 "a learner_id of its own, unless it is dialling again"
             )
-        self._tell("join", fields, text, now)
+        self._do(*self._comings.tell("join", fields, text, now))
         self._greet(member, now)
 
     def _greet(self, member: Member, now: float) -> None:
@@ -257,18 +257,11 @@ class Lifecycle:
             self._do(fx.Expel(member, violation))
             self._on_lost(member, violation, now)
 
-    def _tell(self, event: str, fields: Mapping[str, object], text: str, now: float) -> None:
-        """A coming or going, on the tape and in the log; a learner that does nothing else must not fill either."""
-        kept_back = self._comings.take(now)
-        if kept_back is not None:
-            left_out = {"left_out": kept_back} if kept_back else {}
-            self._do(fx.Note(event, {**fields, **left_out}), fx.Say(text + remark(kept_back)))
-
     def _on_lost(self, member: Member, reason: str, now: float) -> None:
         if not self._roster.is_live(member):
             return
         fields = {"id": member.learner_id, "generation": member.generation, "reason": reason}
-        self._tell("leave", fields, f"{member} left: {reason}", now)
+        self._do(*self._comings.tell("leave", fields, f"{member} left: {reason}", now))
         self._roster.leave(member, now)
         self._rounds.lose(member)
         if self.phase is Phase.ASSEMBLING:
@@ -413,6 +406,7 @@ class Lifecycle:
             )
 
     def _loss_at(self) -> float | None:
+        """When the learner that has been away longest is given up."""
         absent = self._roster.longest_absent()
         if self._policy.schedule.on_loss == "continue" or absent is None:
             return None
@@ -449,9 +443,3 @@ def interrupted(step: int) -> list[fx.Effect]:
     """How an interrupt ends the run."""
     text = f"interrupted at step {step}"
     return [fx.Note("end", {"step": step, "code": 130, "reason": text}), fx.Finish(130, text)]
-
-
-def _cutoff(policy: SyncerPolicy) -> Cutoff | None:
-    if policy.budget_learner_steps is None:
-        return None
-    return Cutoff(policy.budget_learner_steps, policy.learners, policy.schedule.quorum_timeout_s)

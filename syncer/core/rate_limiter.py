@@ -5,6 +5,10 @@ It decides on lines, not on what they say. Whatever a peer can cause without end
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from syncer.core import effects as fx
+
 _WINDOW_S = 60.0
 
 
@@ -30,6 +34,16 @@ class RateLimiter:
         self._used += 1
         kept_back, self._kept_back = self._kept_back, 0
         return kept_back
+
+    def tell(
+        self, event: str, fields: Mapping[str, object], text: str, now: float, *, warning: bool = False
+    ) -> list[fx.Effect]:
+        """A line for the tape and one for the log, or none; both say how many were kept back."""
+        kept_back = self.take(now)
+        if kept_back is None:
+            return []
+        left_out = {"left_out": kept_back} if kept_back else {}
+        return [fx.Note(event, {**fields, **left_out}), fx.Say(text + remark(kept_back), warning)]
 
 
 def remark(kept_back: int) -> str:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 
 from syncer.core import effects as fx
 from syncer.core.events import HelloArrived
-from syncer.core.rate_limiter import RateLimiter, remark
+from syncer.core.rate_limiter import RateLimiter
 
 _LINES = 64  # a minute on the tape and in the log, for HELLOs and for answers each: strangers must not silence learners
 
@@ -38,13 +38,7 @@ class Rejections:
 
     def lines(self, now: float, what: str, learner_id: int, reason: str, **fields: int) -> list[fx.Effect]:
         """The tape line and log line of one refusal; nothing once this minute has had its lines."""
-        kept_back = self._limiters[what].take(now)
-        if kept_back is None:
-            return []
         at = "".join(f", {key} {value}" for key, value in fields.items())
-        if kept_back:
-            fields["left_out"] = kept_back
-        return [
-            fx.Note("reject", {"what": what, "id": learner_id, "reason": reason, **fields}),
-            fx.Say(f"refused a {what} of learner {learner_id}{at}: {reason}{remark(kept_back)}", warning=True),
-        ]
+        text = f"refused a {what} of learner {learner_id}{at}: {reason}"
+        note = {"what": what, "id": learner_id, "reason": reason, **fields}
+        return self._limiters[what].tell("reject", note, text, now, warning=True)

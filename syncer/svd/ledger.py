@@ -289,9 +289,9 @@ class SvdLedger:
         return "queued" if job in self._queued else "waiting for capacity"
 
     def _poison(self, reason: str) -> list[Effect]:
-        self._end(State.POISONED, f"the exact-SVD pool failed: {reason}")
-        assert self.reason is not None
-        return [Stop(), Poison(self.reason)]
+        sentence = f"the exact-SVD pool failed: {reason}"
+        self._end(State.POISONED, sentence)
+        return [Stop(), Poison(sentence)]
 
     def _end(self, state: State, reason: str | None) -> None:
         self.state, self.reason = state, reason

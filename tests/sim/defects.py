@@ -228,26 +228,24 @@ def _() -> Plant:
     return _both(mock.patch.object(Flight, "_merge", merge), mock.patch.object(Ledger, "add"))
 
 
-@_defect("a checkpoint is renamed before it is synced")
-def _() -> Plant:
+def _writes_without(method: str) -> Plant:
     real = files.write_atomically
 
     def write(path: Any, parts: Any, what: str, disk: Any) -> None:
-        with mock.patch.object(disk, "sync"):
+        with mock.patch.object(disk, method):
             real(path, parts, what, disk)
 
     return mock.patch.object(files, "write_atomically", write)
+
+
+@_defect("a checkpoint is renamed before it is synced")
+def _() -> Plant:
+    return _writes_without("sync")
 
 
 @_defect("the directory of a checkpoint is not synced")
 def _() -> Plant:
-    real = files.write_atomically
-
-    def write(path: Any, parts: Any, what: str, disk: Any) -> None:
-        with mock.patch.object(disk, "sync_directory"):
-            real(path, parts, what, disk)
-
-    return mock.patch.object(files, "write_atomically", write)
+    return _writes_without("sync_directory")
 
 
 @_defect("a joiner of a running fleet is sent nothing")

@@ -133,8 +133,8 @@ DEFECTS = {
     "a late answer counts": ("effects = self.on_time(now)", "effects = []"),
     "a deadline is met at its very end": ("and due <= now", "and due < now"),
     "poison does not absorb": ("case _ if self.state in ENDED:", "case _ if self.state is State.DRAINED:"),
-    "poison without a kill": ("return [Stop(), Poison(self.reason)]", "return [Poison(self.reason)]"),
-    "poison told before the kill": ("[Stop(), Poison(self.reason)]", "[Poison(self.reason), Stop()]"),
+    "poison without a kill": ("return [Stop(), Poison(sentence)]", "return [Poison(sentence)]"),
+    "poison told before the kill": ("[Stop(), Poison(sentence)]", "[Poison(sentence), Stop()]"),
     "another message later": (
         "return [RefuseJob(job, self.reason)]",
         "return [RefuseJob(job, 'the pool is poisoned')]",
