@@ -20,7 +20,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 
 from tests.support.processes import Processes
-from tests.support.scripted_learner import Peer
+from tests.support.scripted_learner import ScriptedLearner
 from tests.support.waiting import WAIT_S
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.config import LearnerOptions
@@ -75,7 +75,7 @@ class Yeto(Subject):
     def __init__(self, processes: Processes | None = None) -> None:
         super().__init__(processes)
         self._addresses: dict[bytes, str] = {}
-        self._silent: list[Peer] = []
+        self._silent: list[ScriptedLearner] = []
         self._optimizer: YetoOuterOptimizer | None = None
 
     def wrap(self, model: nn.Module, inner: Inner) -> YetoOuterOptimizer:
@@ -106,7 +106,7 @@ class Yeto(Subject):
                 learners=2, total_steps=1000, folder=folder,
             )  # fmt: skip
             self._addresses[key] = syncer.address
-            self._silent.append(Peer(syncer.address, 1, layout, contract=contract_hash(key, RUN_ID)))
+            self._silent.append(ScriptedLearner(syncer.address, 1, layout, contract=contract_hash(key, RUN_ID)))
         return self._addresses[key]
 
     def _leave(self) -> None:

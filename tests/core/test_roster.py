@@ -7,11 +7,15 @@ from syncer.core.events import Member
 from syncer.core.roster import Roster
 
 
-def test_a_new_generation_supersedes_and_the_old_one_stays_live():
+def superseded(old, new):
     roster = Roster()
-    old, new = Member(0, 5), Member(0, 3)
     roster.join(old)
     roster.join(new)
+    return roster, old, new
+
+
+def test_a_new_generation_supersedes_and_the_old_one_stays_live():
+    roster, old, new = superseded(Member(0, 5), Member(0, 3))
     assert roster.current == (new,), "the later connection counts, not the larger generation"
     assert roster.is_live(old)
     assert roster.is_live(new)
@@ -19,10 +23,7 @@ def test_a_new_generation_supersedes_and_the_old_one_stays_live():
 
 
 def test_the_late_end_of_a_superseded_group_removes_nothing_else():
-    roster = Roster()
-    old, new = Member(0, 1), Member(0, 2)
-    roster.join(old)
-    roster.join(new)
+    roster, old, new = superseded(Member(0, 1), Member(0, 2))
     roster.leave(old, 9.0)
     assert roster.current == (new,)
     assert not roster.is_live(old)
@@ -30,10 +31,7 @@ def test_the_late_end_of_a_superseded_group_removes_nothing_else():
 
 
 def test_the_end_of_the_current_group_does_not_bring_the_old_one_back():
-    roster = Roster()
-    old, new = Member(0, 1), Member(0, 2)
-    roster.join(old)
-    roster.join(new)
+    roster, old, new = superseded(Member(0, 1), Member(0, 2))
     roster.leave(new, 4.0)
     assert roster.current == ()
     assert roster.is_live(old)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.real_learners import Learner, same_weights, training, wait_all
 from tests.support.relay import CutError, Proxy
 from tests.support.saved_parameters import final_state, saved, saved_step
-from tests.support.scripted_learner import Peer, random_values
+from tests.support.scripted_learner import ScriptedLearner, random_values
 from tests.support.toy_model import toy
 from tests.support.waiting import until
 from yeto_torch.fragments import build_layout
@@ -44,7 +44,7 @@ def begun(processes):
 
 
 def join(syncer, learner_id, **options):
-    return Peer(syncer.address, learner_id, LAYOUT, contract=CONTRACT, **options)
+    return ScriptedLearner(syncer.address, learner_id, LAYOUT, contract=CONTRACT, **options)
 
 
 def rounds(peers, first, last):

@@ -15,7 +15,7 @@ import pytest
 from tests.support.real_learners import Learner, same_weights, start_script, training, wait_all
 from tests.support.relay import Halfway, Proxy
 from tests.support.saved_parameters import saved, saved_step
-from tests.support.scripted_learner import Peer
+from tests.support.scripted_learner import ScriptedLearner
 from tests.support.toy_model import flat, toy
 from tests.support.waiting import until
 from yeto_torch.fragments import build_layout
@@ -81,7 +81,7 @@ class Rounds:
 
     def __init__(self, syncer, layout):
         contract = contract_hash(layout.fingerprint, RUN["run_id"])
-        self.peers = [Peer(syncer.address, i, layout, contract=contract) for i in (0, 1)]
+        self.peers = [ScriptedLearner(syncer.address, i, layout, contract=contract) for i in (0, 1)]
         for peer in self.peers:
             peer.serve(lambda peer, pull: np.zeros(peer.layout.fragments[pull.fragment].numel, np.float32))
 

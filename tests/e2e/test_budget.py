@@ -16,7 +16,7 @@ import torch
 from syncer.checkpoint.files import read_checkpoint
 from tests.support import merge_oracle as oracle
 from tests.support.numpy_replay import Replay, to_bf16
-from tests.support.scripted_learner import Journal, Peer, random_values
+from tests.support.scripted_learner import Journal, ScriptedLearner, random_values
 from tests.support.toy_model import flat, loss_of, toy
 from tests.support.waiting import until
 from yeto_torch import YetoOuterOptimizer
@@ -43,7 +43,7 @@ def cutoff(processes, *overrides, learners=2, total_steps=1000, budget=BUDGET, p
 
 def fleet(syncer, learners=2, journal=None, **changes):
     """All peers have joined, learner 0 has sent the starting values."""
-    peers = [Peer(syncer.address, i, LAYOUT, journal=journal, **changes) for i in range(learners)]
+    peers = [ScriptedLearner(syncer.address, i, LAYOUT, journal=journal, **changes) for i in range(learners)]
     peers[0].init(random_values(LAYOUT, seed=1))
     return peers
 
@@ -110,7 +110,7 @@ def twice(peers, syncer):
 def a_new_generation(peers, syncer):
     report(peers[0])
     syncer.wait_for("has used up its budget")
-    peers.append(Peer(syncer.address, 0, LAYOUT))
+    peers.append(ScriptedLearner(syncer.address, 0, LAYOUT))
     report(peers[-1])
 
 
@@ -185,7 +185,7 @@ def test_without_a_budget_a_report_ends_that_connection_alone(processes):
     peers[1].next(PullReq, step=1)
     report(peers[1])
     assert "runs no learner budget" in peers[1].wait_closed().peer_error
-    again = Peer(syncer.address, 1, LAYOUT)
+    again = ScriptedLearner(syncer.address, 1, LAYOUT)
     for peer in (peers[0], again):
         peer.serve(lambda _, pull: np.zeros(LAYOUT.fragments[pull.fragment].numel, np.float32))
     assert ended(syncer, [*peers, again]) == 0
@@ -194,7 +194,7 @@ def test_without_a_budget_a_report_ends_that_connection_alone(processes):
 def test_a_report_overtakes_the_starting_values_on_the_data_streams(processes):
     """Control and data travel on different sockets: no order between them is promised."""
     syncer = cutoff(processes, learners=1)
-    peer = Peer(syncer.address, 0, LAYOUT)
+    peer = ScriptedLearner(syncer.address, 0, LAYOUT)
     report(peer)
     syncer.wait_for("cut-off at step 0")
     for fragment, values in enumerate(random_values(LAYOUT, seed=1)):
@@ -226,14 +226,14 @@ def test_two_processes_on_one_endpoint_consolidate_what_scripted_learners_froze(
     second = cutoff(processes, *keys, "outer.lr=0.7", "outer.momentum=0.5", total_steps=last, budget=None, port=port)
     assert second.address == first.address
     journal.epoch += 1
-    peers = [Peer(second.address, i, LAYOUT, dtype=dtype, journal=journal) for i in range(2)]
+    peers = [ScriptedLearner(second.address, i, LAYOUT, dtype=dtype, journal=journal) for i in range(2)]
     counts = [
         {"local_step": BUDGET, "c_steps": BUDGET, "c_tokens": 640},
         {"local_step": BUDGET, "c_steps": BUDGET, "c_tokens": 999},
     ]
     pulls = [[peer.pull(step=step) for step in (6, 7, 8)] for peer in peers]  # all fragments at once
     peers[0].answer(pulls[0][1], random_values(LAYOUT, seed=70)[0], **counts[0])
-    again = Peer(second.address, 0, LAYOUT, dtype=dtype, journal=journal)
+    again = ScriptedLearner(second.address, 0, LAYOUT, dtype=dtype, journal=journal)
     second.wait_for(f"generation {again.generation:016x}.* joined")
     peers[0].close()  # its answer to round 7 stays; rounds 6 and 8 expire
     peers[0] = again

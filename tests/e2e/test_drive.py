@@ -12,7 +12,7 @@ import pytest
 from syncer.config.policy import DRIVE_LIMIT
 from syncer.core.drive import MERGES
 from tests.support.saved_parameters import saved
-from tests.support.scripted_learner import Peer, random_values
+from tests.support.scripted_learner import ScriptedLearner, random_values
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.messages import BcastFragment
 from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
@@ -38,7 +38,7 @@ def steady(peers, first, last, noise=0.0):
 def run(processes, *keys, noise=0.0):
     """A whole run of two learners: the syncer that has ended, and its final values."""
     syncer = processes.syncer(*KEYS, *keys, learners=2, total_steps=ROUNDS)
-    peers = [Peer(syncer.address, i, LAYOUT) for i in range(2)]
+    peers = [ScriptedLearner(syncer.address, i, LAYOUT) for i in range(2)]
     peers[0].init(random_values(LAYOUT, 1))
     steady(peers, 1, ROUNDS, noise)
     finals = peers[0].cut()[1]
@@ -96,7 +96,7 @@ def test_the_guard_holds_the_gain_and_a_restarted_run_caps_as_an_unbroken_one(pr
     assert min(line["momentum"] for line in lines[-4:]) < 0.6
 
     broken = processes.syncer(*KEYS, *keys("two"), f"tape.path={tmp_path / 'tape'}", learners=2, total_steps=ROUNDS)
-    peers = [Peer(broken.address, i, LAYOUT) for i in range(2)]
+    peers = [ScriptedLearner(broken.address, i, LAYOUT) for i in range(2)]
     peers[0].init(random_values(LAYOUT, 1))
     middle = ROUNDS // 2 + 1
     steady(peers, 1, middle, 0.5)
@@ -104,7 +104,7 @@ def test_the_guard_holds_the_gain_and_a_restarted_run_caps_as_an_unbroken_one(pr
     broken.signal(signal.SIGKILL)
     broken.wait()
     again = processes.syncer(*KEYS, *keys("two"), f"tape.path={tmp_path / 'tape'}", learners=2, total_steps=ROUNDS)
-    peers = [Peer(again.address, i, LAYOUT) for i in range(2)]
+    peers = [ScriptedLearner(again.address, i, LAYOUT) for i in range(2)]
     steady(peers, middle + 1, ROUNDS, 0.5)
     for peer in peers:
         assert [part.tobytes() for part in peer.cut()[1]] == [part.tobytes() for part in finals]

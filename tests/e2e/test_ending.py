@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.saved_parameters import saved_step
-from tests.support.scripted_learner import Peer, random_values
+from tests.support.scripted_learner import ScriptedLearner, random_values
 from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.messages import BcastFragment, FinalAck, PullReq, encode
@@ -39,7 +39,7 @@ def trained(processes):
 
     def start(*overrides, learners=2, total_steps=3, layout=LAYOUT, upto=None):
         syncer = processes.syncer(*KEYS, *overrides, learners=learners, total_steps=total_steps)
-        peers = [Peer(syncer.address, i, layout) for i in range(learners)]
+        peers = [ScriptedLearner(syncer.address, i, layout) for i in range(learners)]
         peers[0].init(random_values(layout, 1))
         rounds(peers, 1, total_steps - 1 if upto is None else upto)
         return syncer, peers
@@ -59,12 +59,12 @@ def test_the_cut_goes_to_the_next_generation_and_the_marker_waits_for_the_last_a
     zero.raw(b"".join(encode(FinalAck(3))))
     zero.close()  # its acknowledgement counts
     one.close()  # there was none
-    again = Peer(syncer.address, 1, LAYOUT)
+    again = ScriptedLearner(syncer.address, 1, LAYOUT)
     assert again.cut()[0] == manifest
     assert [value.tobytes() for value in again.cut()[1]] == [value.tobytes() for value in finals]
     assert not marker(syncer).exists()
     assert saved_step(syncer.checkpoint) == 3
-    stranger = Peer(syncer.address, 1, LAYOUT, contract=bytes(32))
+    stranger = ScriptedLearner(syncer.address, 1, LAYOUT, contract=bytes(32))
     assert "another run" in stranger.wait_closed().peer_error
     again.ack(3)
     again.wait_closed()
@@ -79,7 +79,7 @@ def test_a_learner_that_was_not_there_at_the_freeze_is_refused(trained):
     until(lambda: syncer.events("leave"), "learner 2 is gone")
     rounds((zero, one), 3, 3)
     zero.cut()
-    late = Peer(syncer.address, 2, LAYOUT)
+    late = ScriptedLearner(syncer.address, 2, LAYOUT)
     assert "the run is ending" in late.wait_closed().peer_error
     for peer in (zero, one):
         peer.ack(3)
@@ -92,7 +92,7 @@ def test_an_acknowledgement_before_the_cut_ends_that_connection_and_counts_for_n
         peer.pull(step=3)
     one.ack(3)
     assert "FINAL_ACK before the run has ended" in one.wait_closed().peer_error
-    one = Peer(syncer.address, 1, LAYOUT)
+    one = ScriptedLearner(syncer.address, 1, LAYOUT)
     one.next(BcastFragment)
     zero.answer(pull := zero.pull(step=3, attempt=2), delta(zero, pull))  # alone: learner 1 left the first attempt
     zero.cut()
@@ -109,7 +109,7 @@ def test_a_restart_at_the_last_step_delivers_the_same_cut(trained, processes):
     _, finals = zero.cut()
     syncer.kill()
     syncer = processes.syncer(*KEYS, "checkpoint.resume=true", "checkpoint.mark_final=true", learners=2, total_steps=3)
-    peers = [Peer(syncer.address, i, LAYOUT) for i in range(2)]
+    peers = [ScriptedLearner(syncer.address, i, LAYOUT) for i in range(2)]
     for peer in peers:
         assert [value.tobytes() for value in peer.cut()[1]] == [value.tobytes() for value in finals]
         assert not peer.has(PullReq)
@@ -128,7 +128,7 @@ def test_a_run_that_goes_on_beyond_a_marked_end_is_not_marked_meanwhile(trained,
     assert marker(syncer).exists()
     syncer = processes.syncer(*KEYS, "checkpoint.resume=true", "checkpoint.mark_final=true", learners=2, total_steps=4)
     assert not marker(syncer).exists()
-    peers = [Peer(syncer.address, i, LAYOUT) for i in range(2)]
+    peers = [ScriptedLearner(syncer.address, i, LAYOUT) for i in range(2)]
     rounds(peers, 4, 4)
     for peer in peers:
         peer.cut()
@@ -209,7 +209,7 @@ def test_a_run_of_matrices_drains_its_pool_and_completes(trained):
 def test_one_learner_one_fragment_one_step(processes):
     layout = Layout((Fragment(MergeMode.AVG, (Tensor("a", ()),)),))
     syncer = processes.syncer("schedule.quorum=1", "schedule.pipeline=5", learners=1, total_steps=1)
-    peer = Peer(syncer.address, 0, layout)
+    peer = ScriptedLearner(syncer.address, 0, layout)
     peer.init([np.array([2.0], np.float32)])
     peer.answer(peer.pull(step=1), np.array([1.0], np.float32))
     manifest, _ = peer.cut()

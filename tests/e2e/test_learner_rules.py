@@ -16,7 +16,7 @@ from tests.support.numpy_replay import decode, to_bf16
 from tests.support.real_learners import Learner, same_weights, training, wait_all
 from tests.support.relay import Proxy
 from tests.support.saved_parameters import final_state, saved
-from tests.support.scripted_learner import Peer
+from tests.support.scripted_learner import ScriptedLearner
 from tests.support.toy_model import flat, loss_of, toy
 from tests.support.waiting import until
 from yeto_torch import YetoOuterOptimizer
@@ -74,7 +74,7 @@ def test_free_running_learners_follow_the_rules_and_end_as_one(processes, dtype,
     steps, left_at = 24, 8
     syncer = processes.syncer("schedule.sync_interval_steps=4", "schedule.quorum=3", learners=3, total_steps=steps)
     shapes = [(name, tuple(parameter.shape)) for name, parameter in toy(0).named_parameters()]
-    third = Peer(syncer.address, 2, build_layout(shapes, fragments=3), dtype=dtype.name)
+    third = ScriptedLearner(syncer.address, 2, build_layout(shapes, fragments=3), dtype=dtype.name)
     with Proxy(syncer.address) as proxy:
         learners = [
             Learner(

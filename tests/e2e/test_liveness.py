@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.scripted_learner import Peer, random_values
+from tests.support.scripted_learner import ScriptedLearner, random_values
 from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.messages import BcastFragment, Heartbeat, Hello, encode
@@ -76,7 +76,7 @@ def test_a_peer_that_does_not_read_is_closed_and_holds_nobody_up(processes, sock
     syncer = processes.syncer(*KEYS, "session.write_timeout_s=1", learners=2, total_steps=9)
     stalled = dial(syncer, hello(1, LARGE), receive_buffer=4096)
     sockets.append(stalled)
-    zero = Peer(syncer.address, 0, LARGE)
+    zero = ScriptedLearner(syncer.address, 0, LARGE)
     zero.init(random_values(LARGE, 1))
     zero.next(BcastFragment, version=0)
     sent_at = time.monotonic()
@@ -97,6 +97,6 @@ def test_strangers_that_say_nothing_keep_nobody_out(processes, sockets):
     sockets += strangers
     for sock in strangers[:6]:  # the oldest make room
         assert ended(sock)
-    peer = Peer(syncer.address, 0, SMALL, streams=4)
+    peer = ScriptedLearner(syncer.address, 0, SMALL, streams=4)
     peer.init(random_values(SMALL, 1))
     peer.pull(step=1)

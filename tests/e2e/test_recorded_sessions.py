@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.numpy_replay import Replay, decode, to_bf16
-from tests.support.scripted_learner import Journal, Peer, random_values
+from tests.support.scripted_learner import Journal, ScriptedLearner, random_values
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
@@ -39,7 +39,8 @@ class Script:
         self.journal, self.layout = Journal(), layout
         self.generator = np.random.default_rng(5)
         self.peers = [
-            Peer(syncer.address, i, layout, dtype=dtype, streams=streams, journal=self.journal) for i in range(3)
+            ScriptedLearner(syncer.address, i, layout, dtype=dtype, streams=streams, journal=self.journal)
+            for i in range(3)
         ]
         self.initial = random_values(layout, 1)
         self.peers[0].init(self.initial)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.saved_parameters import saved, saved_step
-from tests.support.scripted_learner import Journal, Peer, random_values
+from tests.support.scripted_learner import Journal, ScriptedLearner, random_values
 from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.messages import BcastFragment
@@ -33,7 +33,7 @@ def test_a_restarted_syncer_serves_the_same_state_and_waits_no_longer_than_it_wa
     journal = Journal()
     every = 1 if number == signal.SIGKILL else 100  # a signal that can be heeded saves the state by itself
     syncer = processes.syncer(*KEYS, f"checkpoint.every={every}", learners=2, total_steps=50)
-    peers = [Peer(syncer.address, i, LAYOUT, journal=journal) for i in range(2)]
+    peers = [ScriptedLearner(syncer.address, i, LAYOUT, journal=journal) for i in range(2)]
     peers[0].init(random_values(LAYOUT, 1))
     rounds(peers, 1, 5)
     last = [peers[0].next(BcastFragment, fragment=f, version=v) for f, v in ((0, 5), (1, 4))]
@@ -54,7 +54,7 @@ def test_a_restarted_syncer_serves_the_same_state_and_waits_no_longer_than_it_wa
         learners=2,
         total_steps=50,
     )
-    back = Peer(again.address, 0, LAYOUT, journal=journal)  # compares equal versions byte by byte
+    back = ScriptedLearner(again.address, 0, LAYOUT, journal=journal)  # compares equal versions byte by byte
     joined_at = time.monotonic()
     assert {back.next(BcastFragment).version, back.next(BcastFragment).version} == {5, 4}
     back.pull(step=6)
@@ -71,7 +71,7 @@ def test_a_restarted_syncer_serves_the_same_state_and_waits_no_longer_than_it_wa
 
 def test_an_interrupted_run_goes_on_and_another_run_does_not_continue_it(processes):
     syncer = processes.syncer(*KEYS, "checkpoint.every=1", learners=1, total_steps=4)
-    first = Peer(syncer.address, 0, LAYOUT, contract=b"\1" * 32)
+    first = ScriptedLearner(syncer.address, 0, LAYOUT, contract=b"\1" * 32)
     first.init(random_values(LAYOUT, 1))
     rounds([first], 1, 2)
     first.next(BcastFragment, version=2)
@@ -81,9 +81,9 @@ def test_an_interrupted_run_goes_on_and_another_run_does_not_continue_it(process
     assert saved_step(syncer.checkpoint) == 2
 
     again = processes.syncer(*KEYS, "checkpoint.every=1", learners=1, total_steps=4)
-    stranger = Peer(again.address, 0, LAYOUT, contract=b"\2" * 32)
+    stranger = ScriptedLearner(again.address, 0, LAYOUT, contract=b"\2" * 32)
     assert "contract" in stranger.wait_closed().peer_error
-    back = Peer(again.address, 0, LAYOUT, contract=b"\1" * 32)  # the stranger has pinned nothing
+    back = ScriptedLearner(again.address, 0, LAYOUT, contract=b"\1" * 32)  # the stranger has pinned nothing
     rounds([back], 3, 4)
     manifest, finals = back.cut()
     assert (manifest.step, manifest.versions) == (4, (3, 4))

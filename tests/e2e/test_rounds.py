@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.processes import overriding
-from tests.support.scripted_learner import Peer, random_values
+from tests.support.scripted_learner import ScriptedLearner, random_values
 from tests.support.waiting import until
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.messages import BcastFragment, PullReq
@@ -37,7 +37,7 @@ def fleet(processes):
             "merge.delta_correction": "none",
         }
         syncer = processes.syncer(*overriding(keys, overrides), learners=learners, total_steps=total_steps, **options)
-        peers = [Peer(syncer.address, i, layout) for i in range(learners)]
+        peers = [ScriptedLearner(syncer.address, i, layout) for i in range(learners)]
         peers[0].init(initial or random_values(layout, 1))
         return syncer, peers
 
@@ -90,7 +90,7 @@ def test_the_quorum_follows_learners_as_they_come_and_go(fleet):
     one.close()
     answer(zero.pull(step=2, attempt=2), zero)  # an attempt that needed two is launched again for the one who is left
     alone = zero.pull(step=3)
-    again = Peer(syncer.address, 1, ONE)
+    again = ScriptedLearner(syncer.address, 1, ONE)
     again.next(BcastFragment, version=2)
     answer(alone, zero)  # the other joined within this round and is asked from the next one on
     answer(4, zero, again)
@@ -114,7 +114,7 @@ def test_a_joiner_enters_at_the_next_launch_and_the_old_generation_may_still_ans
     syncer, peers = fleet("schedule.quorum=3", learners=3, total_steps=3)
     old = peers[2]
     pull = old.pull(step=1)
-    new = Peer(syncer.address, 2, ONE)
+    new = ScriptedLearner(syncer.address, 2, ONE)
     new.next(BcastFragment, version=0)
     new.answer(PullReq(0, 1, 1), zeros(pull) + 100)  # it was not asked
     until(lambda: syncer.events("reject"), "its answer is refused")
@@ -158,7 +158,7 @@ def test_the_reason_of_every_refusal_and_retry_is_on_the_tape(fleet):
         "expected": [0, 1],
     }
     one.answer(asked, zeros(pull, TWO))  # too late: of the attempt before
-    twin = Peer(syncer.address, 0, TWO, generation=zero.generation)
+    twin = ScriptedLearner(syncer.address, 0, TWO, generation=zero.generation)
     assert "was admitted before" in twin.wait_closed().peer_error
     for step in (1, 2, 3):
         for peer in peers:
@@ -184,10 +184,10 @@ def test_within_seconds_the_log_says_who_is_missing_and_what_is_awaited(processe
     syncer = processes.syncer(
         "schedule.quorum=2", "schedule.grace_ms=0", "schedule.sync_interval_steps=0", learners=2, total_steps=2
     )
-    zero = Peer(syncer.address, 0, ONE)
+    zero = ScriptedLearner(syncer.address, 0, ONE)
     zero.init(random_values(ONE, 1))
     syncer.wait_for(r"waiting for assembling: learner 1 is not connected$", 10)
-    one = Peer(syncer.address, 1, ONE)
+    one = ScriptedLearner(syncer.address, 1, ONE)
     pull = zero.pull(step=1)
     zero.answer(pull, zeros(pull))
     syncer.wait_for(r"waiting for round 1 attempt 1: 1 of 2, missing learner 1$", 10)
@@ -235,7 +235,7 @@ def test_the_state_of_the_syncer_wins_over_whoever_comes_back(fleet):
     for peer in peers:
         peer.close()
     until(lambda: len(syncer.events("leave")) == 2, "both are gone")
-    fresh = Peer(syncer.address, 0, ONE)
+    fresh = ScriptedLearner(syncer.address, 0, ONE)
     fresh.init([np.array([77.0, 77.0], np.float32)])
     assert values(fresh.next(BcastFragment)) == agreed
     pull = fresh.pull(step=2)

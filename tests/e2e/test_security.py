@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.support.certificates import Authority
 from tests.support.real_learners import SCRIPT, Learner, same_weights, training, wait_all
-from tests.support.scripted_learner import Peer, random_values
+from tests.support.scripted_learner import ScriptedLearner, random_values
 from tests.support.toy_model import toy
 from yeto_torch import YetoOuterOptimizer
 from yeto_torch.fragments import build_layout
@@ -219,7 +219,7 @@ def test_an_answer_a_million_times_too_long_is_left_out_and_told(processes):
         total_steps=4,
     )
     layout = Layout((Fragment(MergeMode.AVG, (Tensor("a", (50,)),)), Fragment(MergeMode.RDA, (Tensor("b", (30,)),))))
-    peers = [Peer(syncer.address, i, layout) for i in range(3)]
+    peers = [ScriptedLearner(syncer.address, i, layout) for i in range(3)]
     start = random_values(layout, 1)
     peers[0].init(start)
     expected = [value.astype(np.float64) for value in start]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tests.support.real_learners import SCRIPT, start_script
-from tests.support.scripted_learner import Peer, random_values
+from tests.support.scripted_learner import ScriptedLearner, random_values
 from yeto_torch import Layout, YetoOuterOptimizer
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import ConnectionLostError, RefusedError
@@ -149,7 +149,7 @@ def test_learners_of_another_model_or_run_are_refused_with_the_reason_and_distur
     """Equal sizes under other names, other sizes, another run, another dtype: four refusals, one run that goes on."""
     syncer = processes.syncer("schedule.sync_interval_steps=0", learners=2, total_steps=2)
     layout = Layout((Fragment(MergeMode.RDA, (Tensor("weight", (2, 3)), Tensor("bias", (2,)))),))
-    first = Peer(syncer.address, 0, layout, contract=b"\x0a" * 32)
+    first = ScriptedLearner(syncer.address, 0, layout, contract=b"\x0a" * 32)
     first.init(random_values(layout, 1))
     syncer.wait_for("learner 0 .* joined")  # it is this one that fixes the session
 
@@ -192,7 +192,7 @@ def test_learners_of_another_model_or_run_are_refused_with_the_reason_and_distur
     assert other.hex()[:12] in told
     assert "wire dtype bf16, this session uses f32" in refusal(nn.Linear(3, 2), same, wire_dtype="bf16")
 
-    second = Peer(syncer.address, 1, layout, contract=same)
+    second = ScriptedLearner(syncer.address, 1, layout, contract=same)
     for peer in (first, second):
         peer.serve(lambda _peer, pull: random_values(layout, pull.step)[0])
     assert syncer.wait() == 0

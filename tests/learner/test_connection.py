@@ -28,22 +28,10 @@ from yeto_torch import ConnectionLostError, PeerError, RefusedError, YetoOuterOp
 from yeto_torch.learner.effects import Respond
 from yeto_torch.learner.link import Link, Outgoing
 from yeto_torch.learner.session import Session
+from yeto_torch.wire import messages
 from yeto_torch.wire.constants import Direction, MergeMode, WireDType
 from yeto_torch.wire.layout import WireFragment, WireLayout
 from yeto_torch.wire.limits import GroupLimits
-from yeto_torch.wire.messages import (
-    BudgetDone,
-    Error,
-    FinalAck,
-    FinalFragment,
-    FinalManifest,
-    Heartbeat,
-    Hello,
-    PullReq,
-    PushFragment,
-    Shutdown,
-    encode,
-)
 from yeto_torch.wire.transport.sockets import dial
 
 pytestmark = pytest.mark.usefixtures("quick_redial")
@@ -165,9 +153,9 @@ def test_a_lost_connection_is_dialled_again_with_a_fresh_generation(syncer, how)
     elif how == "one data socket":
         group.data[1].shutdown(socket.SHUT_RDWR)
     elif how == "ERROR on a data socket":
-        group.data[0].sendall(encode(Error("a data socket too many"))[0])
+        group.data[0].sendall(messages.encode(messages.Error("a data socket too many"))[0])
     else:
-        group.data[0].sendall(encode(Heartbeat(1, 1))[0][:7])
+        group.data[0].sendall(messages.encode(messages.Heartbeat(1, 1))[0][:7])
         group.control.shutdown(socket.SHUT_RDWR)
     again = syncer.group(1)
     assert again.hello.generation not in (0, group.hello.generation)
@@ -175,7 +163,7 @@ def test_a_lost_connection_is_dialled_again_with_a_fresh_generation(syncer, how)
     again.broadcast(0, 3, vector(5.0))  # the same truth as before: nothing moves, nothing restarts
     heard(optimizer, x=(0, 3))
     step(optimizer, model, 1.0)
-    assert again.maybe(PushFragment, 0.2) is None  # the old generation's pull is forgotten
+    assert again.maybe(messages.PushFragment, 0.2) is None  # the old generation's pull is forgotten
     again.pull(0, 4, attempt=2)
     pulled(optimizer, 0, 4, 2)
     step(optimizer, model, 1.0)
@@ -259,11 +247,11 @@ def test_an_answer_for_a_generation_that_is_gone_is_dropped(syncer):
     optimizer = join(syncer, model)
     group = syncer.group(0)
     anchored(optimizer, group, model)
-    stale = Respond(PullReq(0, 1, 1), group.hello.generation ^ 1, 0, b"", local_step=1, c_steps=1, c_tokens=1)
+    stale = Respond(messages.PullReq(0, 1, 1), group.hello.generation ^ 1, 0, b"", local_step=1, c_steps=1, c_tokens=1)
     optimizer._learner.link.submit(Outgoing(stale, None))
-    assert group.maybe(PushFragment, 0.2) is None
+    assert group.maybe(messages.PushFragment, 0.2) is None
     optimizer._learner.link.submit(Outgoing(replace(stale, generation=group.hello.generation), None))
-    assert group.next(PushFragment).step == 1
+    assert group.next(messages.PushFragment).step == 1
     optimizer.close()
 
 
@@ -282,22 +270,22 @@ def test_report_and_acknowledgement_are_queued_once_per_generation():
     """Queued twice, the first may be on the wire already: a duplicate report voids the experiment."""
     session = Session(1)
     layout = WireLayout((WireFragment(MergeMode.RDA, (1,)),))
-    hello = Hello(0, 1, WireDType.F32, layout, bytes(32), bytes(32), None, 0)
+    hello = messages.Hello(0, 1, WireDType.F32, layout, bytes(32), bytes(32), None, 0)
     link = Link(session, ("127.0.0.1", 1), hello, GroupLimits(layout, hello.dtype, Direction.TO_LEARNER))
     session.attached(5)
     session.freeze(3, 30)
-    cut = FinalManifest(1, (1,))
-    for message in (cut, FinalFragment(0, 1, bytes(4))):
+    cut = messages.FinalManifest(1, (1,))
+    for message in (cut, messages.FinalFragment(0, 1, bytes(4))):
         session.received(message)
     session.installed(cut)
     group = Recorder()
     for _ in range(3):
         link._send_control(group)
         assert not link._has_work()
-    assert group.sent == [FinalAck(1), BudgetDone(3)]
+    assert group.sent == [messages.FinalAck(1), messages.BudgetDone(3)]
     session.attached(6)  # the report had not left: it is due again
     link._send_control(group)
-    assert group.sent[2:] == [BudgetDone(3)]
+    assert group.sent[2:] == [messages.BudgetDone(3)]
 
 
 # ---------------------------------------------------------------------------------------------- being turned away
@@ -331,7 +319,7 @@ def test_error_is_terminal_and_raises_with_the_syncers_words(syncer, waiting):
         bytes.fromhex("dfc070d1") + bytes([5]) + (16).to_bytes(8, "little"),
         bytes.fromhex("dec070d1") + bytes([5]) + (1 << 40).to_bytes(8, "little"),
         bytes.fromhex("dec070d1") + bytes([4]) + (49).to_bytes(8, "little"),
-        encode(Shutdown())[0],
+        messages.encode(messages.Shutdown())[0],
     ],
     ids=["magic", "length", "a type for the syncer", "SHUTDOWN too early"],
 )

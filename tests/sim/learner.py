@@ -25,22 +25,10 @@ from tests.support.coordinator_desk import CONTRACT
 from yeto_torch.learner import session as sessions
 from yeto_torch.learner.effects import Adopt, Effect, Fail, Install, Respond, Write
 from yeto_torch.learner.exchange import Exchange
-from yeto_torch.wire import codec
+from yeto_torch.wire import codec, messages
 from yeto_torch.wire.constants import Direction, WireDType
 from yeto_torch.wire.errors import PeerError, RefusedError
 from yeto_torch.wire.limits import GroupLimits
-from yeto_torch.wire.messages import (
-    BcastFragment,
-    FinalAck,
-    FinalFragment,
-    FinalManifest,
-    Heartbeat,
-    Hello,
-    InitParams,
-    Message,
-    PullReq,
-    PushFragment,
-)
 
 HEARTBEAT_S, RELEASE_S = 5.0, 5.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
@@ -145,7 +133,7 @@ class LearnerProcess:
         self._installed = False
         self._cut: set[int] = set()  # fragments of the final cut on this connection; -1 is the manifest
         self._acked_on = 0
-        self._last_push: PushFragment | None = None
+        self._last_push: messages.PushFragment | None = None
         self._trainer: Task = self._world.spawn(self._train())
         self._world.after(0.0, self._dial)
 
@@ -344,10 +332,10 @@ class LearnerProcess:
         self.tell(f"dials, generation {generation:x}")
         connection.hello(hello, lambda said: self._node.syncer.knock(connection, said))
         for fragment in sorted(self.session.unseen & self._inits.keys()):
-            connection.learner.send(InitParams(fragment, self._inits[fragment]))
+            connection.learner.send(messages.InitParams(fragment, self._inits[fragment]))
         self._later(HEARTBEAT_S, self._beat, generation)
 
-    def _new_connection(self, generation: int) -> tuple[Connection, Hello]:
+    def _new_connection(self, generation: int) -> tuple[Connection, messages.Hello]:
         wire, scenario = self._layout.wire, self._scenario
         if scenario.bytes_level:
             limits = {
@@ -359,7 +347,7 @@ class LearnerProcess:
             )
         else:
             connection = Connection(self._world, scenario.streams, scenario.latency_s)
-        hello = Hello(
+        hello = messages.Hello(
             self._id,
             generation,
             self._dtype,
@@ -377,23 +365,23 @@ class LearnerProcess:
 
     def _beat(self, generation: int) -> None:
         if self.connection is not None and generation == self._generation:
-            self.connection.learner.send(Heartbeat(self._id, self.local_step))
+            self.connection.learner.send(messages.Heartbeat(self._id, self.local_step))
             self._later(HEARTBEAT_S, self._beat, generation)
 
-    def _received(self, generation: int, message: Message) -> None:
+    def _received(self, generation: int, message: messages.Message) -> None:
         if self._ended or generation != self.session.generation:
             return
         try:
             self.session.received(message)
         except PeerError as violation:
             raise SafetyError(f"learner {self._id} finds the syncer in violation: {violation}") from violation
-        if isinstance(message, PullReq) and self._node.faults.silly():
+        if isinstance(message, messages.PullReq) and self._node.faults.silly():
             self._clone(message)
-        if isinstance(message, FinalFragment | FinalManifest):
+        if isinstance(message, messages.FinalFragment | messages.FinalManifest):
             self._cut.add(getattr(message, "fragment", -1))
             if len(self._cut) > len(self._layout):
                 self._later(_ACK_S, self._must_have_acked, generation, self._awake_at)
-        if isinstance(message, BcastFragment):
+        if isinstance(message, messages.BcastFragment):
             self._inits.pop(message.fragment, None)
             self._pause_s = FIRST_PAUSE_S
         self._wake()
@@ -433,7 +421,7 @@ class LearnerProcess:
             self._claim(self._installed, "acknowledges a cut it has not installed")
             self.tell(f"acknowledges step {step}")
             self._node.ack_boot, self._acked_on = self._node.boots, generation
-            end.send(FinalAck(step), lambda: self._ack_sent(generation))
+            end.send(messages.FinalAck(step), lambda: self._ack_sent(generation))
             self._node.faults.trouble(self._id)
         for fragment in [f for f in self._outbox if f not in self._on_their_way]:
             self._on_their_way.add(fragment)
@@ -449,7 +437,7 @@ class LearnerProcess:
             return
         nbytes = self._layout.wire.nbytes(pull.fragment, self._dtype)
         data = bytes(nbytes) if delta is None else bytes(codec.encode(delta, self._dtype))
-        push = PushFragment(
+        push = messages.PushFragment(
             self._id,
             pull.fragment,
             pull.step,
@@ -470,11 +458,11 @@ class LearnerProcess:
             self._say_silly(self._world.rng.choice(["again", "early", "late", "future"]))
         self._node.faults.trouble(self._id)
 
-    def _clone(self, pull: PullReq) -> None:
+    def _clone(self, pull: messages.PullReq) -> None:
         """Another process with our name connects, is current from then on, and answers what only we were asked."""
         connection, hello = self._new_connection(self._node.fresh_generation())
         data = bytes(self._layout.wire.nbytes(pull.fragment, self._dtype))
-        push = PushFragment(self._id, pull.fragment, pull.step, pull.attempt, 0, self.local_step, 1, 5, data)
+        push = messages.PushFragment(self._id, pull.fragment, pull.step, pull.attempt, 0, self.local_step, 1, 5, data)
         self._judge.silly.add((self._id, pull.step, pull.attempt))
         self.tell(f"is cloned, generation {hello.generation:x}, which answers {pull.step}.{pull.attempt}")
         connection.hello(hello, lambda said: self._node.syncer.knock(connection, said))

@@ -36,21 +36,8 @@ from tests.sim.world import SafetyError, Thread, Wait, World
 from tests.support.checkpoint_bytes import parse_bytes
 from tests.support.coordinator_desk import CONTRACT, PROFILE
 from tests.support.fake_disk import PowerCutError
-from yeto_torch.wire import codec
+from yeto_torch.wire import codec, messages
 from yeto_torch.wire.errors import RunError, StateError
-from yeto_torch.wire.messages import (
-    BcastFragment,
-    FinalAck,
-    FinalFragment,
-    FinalManifest,
-    Heartbeat,
-    Hello,
-    InitParams,
-    Message,
-    PullReq,
-    PushFragment,
-    Shutdown,
-)
 
 CPU = torch.device("cpu")
 _BATCH = 256
@@ -89,7 +76,7 @@ class SyncerNode:
     def _is_final(self, finish: fx.Finish | None) -> bool:
         return finish is not None and (finish.code == 0 or "not acknowledged within" in finish.text)
 
-    def knock(self, connection: Connection, hello: Hello) -> None:
+    def knock(self, connection: Connection, hello: messages.Hello) -> None:
         """A first frame has arrived."""
         if self.process is None:
             connection.syncer.close()
@@ -149,7 +136,7 @@ class Process:
 
     # ------------------------------------------------------------------ the door
 
-    def hello(self, connection: Connection, hello: Hello) -> None:
+    def hello(self, connection: Connection, hello: messages.Hello) -> None:
         self._hellos += 1
         self._tickets[self._hellos] = connection
         self.post(ev.HelloArrived(self._hellos, hello))
@@ -160,10 +147,10 @@ class Process:
             self.inbox.append((event, self._world.now))
             self._task.wake()
 
-    def _receive(self, member: Member, message: Message) -> None:
+    def _receive(self, member: Member, message: messages.Message) -> None:
         dtype, numels = self._scenario.dtype, self._layout.wire.numels
         match message:
-            case PushFragment() as p:
+            case messages.PushFragment() as p:
                 if p.learner_id != member.learner_id:
                     raise SafetyError(f"{member} signs as learner {p.learner_id}")
                 gradient = intake.decode_gradient(p.data, numels[p.fragment], dtype, CPU)
@@ -171,11 +158,11 @@ class Process:
                 event = ev.PushArrived(*head, learner_weight(p.c_tokens, p.c_steps), len(p.data), gradient)
                 self._judge.heard_at_the_door(event, p)
                 self.post(event)
-            case InitParams(fragment, data):
+            case messages.InitParams(fragment, data):
                 self.post(ev.InitArrived(member, fragment, codec.decode(data, numels[fragment], dtype.bulk)))
-            case Heartbeat(_, local_step):
+            case messages.Heartbeat(_, local_step):
                 self.post(ev.BeatArrived(member, local_step))
-            case FinalAck(step):
+            case messages.FinalAck(step):
                 self.post(ev.AckArrived(member, step))
             case _:
                 raise SafetyError(f"{member} sends {message}")
@@ -280,7 +267,7 @@ class Process:
                 self.state.initialize(fragment, values)
                 self._judge.initialized(fragment, self.state)
             case fx.SendPull(member, fragment, step, attempt):
-                self._send(member, PullReq(fragment, step, attempt))
+                self._send(member, messages.PullReq(fragment, step, attempt))
             case fx.Merge():
                 yield from self._merge(effect)
             case fx.Commit(step, fragment):
@@ -300,7 +287,7 @@ class Process:
             case fx.WriteMarker(step):
                 write_marker(CHECKPOINT, step, self._node.disk)
             case fx.SendShutdown(member):
-                self._send(member, Shutdown())
+                self._send(member, messages.Shutdown())
             case fx.Finish():
                 self._finish = effect
 
@@ -309,7 +296,7 @@ class Process:
         assert self._state is not None
         return self._state
 
-    def _send(self, member: Member, message: Message) -> None:
+    def _send(self, member: Member, message: messages.Message) -> None:
         if (connection := self._groups.get(member)) is not None:
             connection.syncer.send(message)
 
@@ -360,7 +347,7 @@ class Process:
         data = self.state.broadcast_bytes(effect.fragment, self._scenario.dtype)
         self._judge.broadcast_sent(effect.fragment, effect.version, bytes(data), effect.members)
         for member in effect.members:
-            self._send(member, BcastFragment(effect.fragment, effect.version, data))
+            self._send(member, messages.BcastFragment(effect.fragment, effect.version, data))
         if self._gradients.pop(effect.version, None) is not None:
             self._own.append(ev.RoundSynced(effect.version, 0.001))
 
@@ -378,8 +365,8 @@ class Process:
 
     def _send_cut(self, effect: fx.SendCut) -> None:
         for fragment, version in enumerate(effect.versions):
-            self._send(effect.member, FinalFragment(fragment, version, self.state.final_bytes(fragment)))
-        self._send(effect.member, FinalManifest(effect.step, effect.versions))
+            self._send(effect.member, messages.FinalFragment(fragment, version, self.state.final_bytes(fragment)))
+        self._send(effect.member, messages.FinalManifest(effect.step, effect.versions))
 
 
 def _told(effect: fx.Effect) -> str:

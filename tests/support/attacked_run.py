@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.support.attacker import descriptors, status
 from tests.support.processes import Processes, Syncer, overriding
-from tests.support.scripted_learner import Peer
+from tests.support.scripted_learner import ScriptedLearner
 from tests.wire.hostile import CONTRACT, FINGERPRINT, LAYOUT, LEARNERS
 from yeto_torch.wire.codec import as_tensor, check_bounded
 from yeto_torch.wire.constants import MergeMode, WireDType
@@ -50,11 +50,11 @@ class Run:
         self.next_round()
         self.peers.pop().close()
 
-    def peer(self, learner: int) -> Peer:
+    def peer(self, learner: int) -> ScriptedLearner:
         """An honest learner, connected; its session is the table's."""
         layout = Layout(self.layout.fragments)
         layout.__dict__["fingerprint"] = FINGERPRINT
-        return Peer(self.syncer.address, learner, layout, dtype=self.dtype.name, contract=CONTRACT)
+        return ScriptedLearner(self.syncer.address, learner, layout, dtype=self.dtype.name, contract=CONTRACT)
 
     def next_round(self) -> None:
         """The honest learners answer; the round is merged and broadcast."""

@@ -18,7 +18,7 @@ from tests.support.processes import Processes, Running, Syncer
 from tests.support.real_learners import same_weights, start_script
 from tests.support.relay import Proxy
 from tests.support.saved_parameters import final_state, saved, saved_step
-from tests.support.scripted_learner import Journal, Peer
+from tests.support.scripted_learner import Journal, ScriptedLearner
 from tests.support.toy_model import toy
 from tests.support.waiting import WAIT_S, until
 from yeto_torch.fragments import build_layout
@@ -130,8 +130,8 @@ class Storm:
         self.syncer = syncer
         return syncer
 
-    def _meet(self) -> Peer:
-        peer = Peer(
+    def _meet(self) -> ScriptedLearner:
+        peer = ScriptedLearner(
             self.syncer.address,
             2,
             self.layout,
@@ -185,7 +185,7 @@ class Storm:
 
     # ------------------------------------------------------------------------------------------ the witness
 
-    def _answer(self, _peer: Peer, pull: PullReq) -> np.ndarray:
+    def _answer(self, _peer: ScriptedLearner, pull: PullReq) -> np.ndarray:
         self._count("answer")
         numel = self.layout.fragments[pull.fragment].numel
         return np.full(numel, 0.001 * (pull.step % 7 - 3), np.float32)

@@ -14,7 +14,7 @@ from yeto_torch.wire.constants import Direction, WireDType
 from yeto_torch.wire.layout import WireLayout
 from yeto_torch.wire.messages import Message, encode
 from yeto_torch.wire.transport.group import Closed, Group
-from yeto_torch.wire.transport.sockets import Stream
+from yeto_torch.wire.transport.sockets import Stream, refuse
 
 PATIENCE_S = 20.0  # a deadline for what should take milliseconds, on a busy machine
 SMALL_BUFFER = 4096  # the kernel doubles and rounds it
@@ -242,6 +242,21 @@ def a_slow_reader_is_waited_for(stream: Stream, read: Callable[[], object], *, p
     ((at, text),) = failure
     assert "0.5 s" in text
     assert at - stopped > 0.3
+
+
+def is_done(closer: threading.Thread, near: socket.socket) -> None:
+    """The thread that refuses has ended and closed its socket."""
+    closer.join(PATIENCE_S)
+    assert not closer.is_alive()
+    assert near.fileno() == -1
+
+
+def a_refusal_is_bounded(near: socket.socket) -> None:
+    """A peer that does not read cannot hold up who refuses it."""
+    begin = time.monotonic()
+    refuse(near, "x" * 60_000)
+    assert time.monotonic() - begin < 5
+    assert near.fileno() == -1
 
 
 def a_shutdown_wakes_both_sides(stream: Stream, stalled: Callable[[], bool]) -> None:

@@ -16,31 +16,18 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from yeto_torch.wire import messages
 from yeto_torch.wire.codec import encode
 from yeto_torch.wire.constants import Direction, WireDType
 from yeto_torch.wire.limits import GroupLimits
-from yeto_torch.wire.messages import (
-    BcastFragment,
-    DataHello,
-    FinalAck,
-    FinalFragment,
-    FinalManifest,
-    Heartbeat,
-    Hello,
-    InitParams,
-    Message,
-    PullReq,
-    PushFragment,
-    Shutdown,
-)
 from yeto_torch.wire.messages import encode as frame
 from yeto_torch.wire.model_layout import Layout
 from yeto_torch.wire.transport.group import Closed, Group
 from yeto_torch.wire.transport.sockets import send_parts
 
 WAIT_S = 60.0
-M = TypeVar("M", bound=Message)
-Delta = Callable[["Peer", PullReq], "np.ndarray"]
+M = TypeVar("M", bound=messages.Message)
+Delta = Callable[["ScriptedLearner", messages.PullReq], "np.ndarray"]
 
 
 class Journal:
@@ -54,19 +41,19 @@ class Journal:
         faults: what was wrong; ``check`` raises them in the test's own thread.
     """
 
-    def __init__(self, on_broadcast: Callable[[BcastFragment], None] = lambda _: None) -> None:
-        self.pushes: dict[tuple[int, int, int, int], PushFragment] = {}
+    def __init__(self, on_broadcast: Callable[[messages.BcastFragment], None] = lambda _: None) -> None:
+        self.pushes: dict[tuple[int, int, int, int], messages.PushFragment] = {}
         self.broadcasts: dict[tuple[int, int, int], bytes] = {}
         self.epoch = 0
         self.on_broadcast = on_broadcast
         self.faults: list[str] = []
         self._lock = threading.Lock()
 
-    def sent(self, generation: int, push: PushFragment) -> None:
+    def sent(self, generation: int, push: messages.PushFragment) -> None:
         with self._lock:
             self.pushes[push.learner_id, generation, push.step, push.attempt] = push
 
-    def saw(self, message: BcastFragment) -> None:
+    def saw(self, message: messages.BcastFragment) -> None:
         with self._lock:
             key, data = (self.epoch, message.fragment, message.version), bytes(message.data)
             if self.broadcasts.setdefault(key, data) != data:
@@ -77,7 +64,7 @@ class Journal:
         assert not self.faults, self.faults
 
 
-class Peer:
+class ScriptedLearner:
     """One connection group of a scripted learner; the constructor has said HELLO and attached all data streams.
 
     Args:
@@ -111,14 +98,14 @@ class Peer:
         self.dtype = WireDType[dtype.upper()]
         self.journal = journal or Journal()
         self.local_step = 0
-        self.anchors: dict[int, BcastFragment] = {}
-        self.seen: list[Message] = []
+        self.anchors: dict[int, messages.BcastFragment] = {}
+        self.seen: list[messages.Message] = []
         self.closed: Closed | None = None
         self._taken: set[int] = set()
         self._delta: Delta | None = None
-        self._open_pulls: list[PullReq] = []
+        self._open_pulls: list[messages.PullReq] = []
         self._changed = threading.Condition()
-        hello = Hello(
+        hello = messages.Hello(
             learner_id,
             self.generation,
             self.dtype,
@@ -139,9 +126,9 @@ class Peer:
         )
         self.group.start()
         for index in range(streams if attached is None else attached):
-            self.group.attach(index, self._open(DataHello(learner_id, self.generation, index)))
+            self.group.attach(index, self._open(messages.DataHello(learner_id, self.generation, index)))
 
-    def _open(self, first: Hello | DataHello) -> socket.socket:
+    def _open(self, first: messages.Hello | messages.DataHello) -> socket.socket:
         sock = socket.socket()
         if self._receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
@@ -156,30 +143,30 @@ class Peer:
 
     # ------------------------------------------------------------------------------------------ what it says
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         assert self.group.send(message), f"peer {self.learner_id} is closed: {self.closed}"
 
     def init(self, values: list[np.ndarray]) -> None:
         """INIT of every fragment: [numel] f32 each."""
         for fragment, value in enumerate(values):
-            self.send(InitParams(fragment, encode(torch.from_numpy(value), self.dtype.bulk)))
+            self.send(messages.InitParams(fragment, encode(torch.from_numpy(value), self.dtype.bulk)))
 
     def answer(
         self,
-        pull: PullReq,
+        pull: messages.PullReq,
         delta: np.ndarray,
         *,
         base: int | None = None,
         local_step: int | None = None,
         c_steps: int = 1,
         c_tokens: int = 10,
-    ) -> PushFragment:
+    ) -> messages.PushFragment:
         """PUSH for ``pull``: ``delta`` is [numel] f32, local minus anchor. Returns once its bytes have left.
 
         A serving peer does not wait: there a newer answer of the fragment may replace one that has not left.
         """
         self.local_step = self.local_step + 1 if local_step is None else local_step
-        push = PushFragment(
+        push = messages.PushFragment(
             self.learner_id,
             pull.fragment,
             pull.step,
@@ -203,14 +190,16 @@ class Peer:
         """From now on answer every pull by itself, as soon as its fragment has an anchor; acknowledge the final cut."""
         with self._changed:
             self._delta = delta
-            self._open_pulls += [m for i, m in enumerate(self.seen) if isinstance(m, PullReq) and i not in self._taken]
+            self._open_pulls += [
+                m for i, m in enumerate(self.seen) if isinstance(m, messages.PullReq) and i not in self._taken
+            ]
             self._work()
 
     def heartbeat(self) -> None:
-        self.send(Heartbeat(self.learner_id, self.local_step))
+        self.send(messages.Heartbeat(self.learner_id, self.local_step))
 
     def ack(self, step: int) -> None:
-        self.send(FinalAck(step))
+        self.send(messages.FinalAck(step))
 
     def raw(self, data: bytes) -> None:
         """Bytes on the control socket, past the group: only while nothing else is being sent."""
@@ -245,9 +234,9 @@ class Peer:
             self._taken.add(index)
             return self.seen[index]  # type: ignore[return-value]
 
-    def pull(self, timeout_s: float = WAIT_S, **fields: int) -> PullReq:
+    def pull(self, timeout_s: float = WAIT_S, **fields: int) -> messages.PullReq:
         """The next PULL_REQ whose fragment has an anchor by now."""
-        pull = self.next(PullReq, timeout_s, **fields)
+        pull = self.next(messages.PullReq, timeout_s, **fields)
         self.wait(lambda: pull.fragment in self.anchors, f"an anchor of fragment {pull.fragment}", timeout_s)
         return pull
 
@@ -258,7 +247,7 @@ class Peer:
                 f"peer {self.learner_id}, not within {timeout_s:g} s: {what}; closed: {self.closed}"
             )
 
-    def cut(self, timeout_s: float = WAIT_S) -> tuple[FinalManifest, list[np.ndarray]]:
+    def cut(self, timeout_s: float = WAIT_S) -> tuple[messages.FinalManifest, list[np.ndarray]]:
         """The whole final cut: its manifest, and the fragments as [numel] f32."""
         self.wait(lambda: self._cut() is not None, "the whole final cut", timeout_s)
         manifest = self._cut()
@@ -271,20 +260,20 @@ class Peer:
         assert self.closed is not None
         return self.closed
 
-    def has(self, kind: type[Message]) -> bool:
+    def has(self, kind: type[messages.Message]) -> bool:
         """Was such a message seen so far?"""
         with self._changed:
             return any(isinstance(message, kind) for message in self.seen)
 
     @property
     def released(self) -> bool:
-        return self.has(Shutdown)
+        return self.has(messages.Shutdown)
 
-    def _finals(self) -> dict[int, FinalFragment]:
-        return {m.fragment: m for m in self.seen if isinstance(m, FinalFragment)}
+    def _finals(self) -> dict[int, messages.FinalFragment]:
+        return {m.fragment: m for m in self.seen if isinstance(m, messages.FinalFragment)}
 
-    def _cut(self) -> FinalManifest | None:
-        manifest = next((m for m in self.seen if isinstance(m, FinalManifest)), None)
+    def _cut(self) -> messages.FinalManifest | None:
+        manifest = next((m for m in self.seen if isinstance(m, messages.FinalManifest)), None)
         finals = self._finals()
         if manifest is None or len(finals) < len(self.layout):
             return None
@@ -292,16 +281,16 @@ class Peer:
 
     # ------------------------------------------------------------------------------------------ the group's threads
 
-    def _received(self, message: Message, _now: float) -> None:
-        if isinstance(message, BcastFragment):
+    def _received(self, message: messages.Message, _now: float) -> None:
+        if isinstance(message, messages.BcastFragment):
             self.journal.saw(message)
         with self._changed:
             self.seen.append(message)
-            if isinstance(message, BcastFragment):
+            if isinstance(message, messages.BcastFragment):
                 anchor = self.anchors.get(message.fragment)
                 if anchor is None or message.version > anchor.version:
                     self.anchors[message.fragment] = message
-            elif isinstance(message, PullReq) and self._delta is not None:
+            elif isinstance(message, messages.PullReq) and self._delta is not None:
                 self._open_pulls.append(message)
             self._work()
             self._changed.notify_all()
@@ -315,7 +304,7 @@ class Peer:
             self.answer(pull, self._delta(self, pull))
         manifest = self._cut()
         if manifest is not None and not self.group.closed:
-            self.group.send(FinalAck(manifest.step))
+            self.group.send(messages.FinalAck(manifest.step))
 
     def _lost(self, closed: Closed) -> None:
         with self._changed:

@@ -6,25 +6,10 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from yeto_torch.wire import messages
 from yeto_torch.wire.constants import Direction, MergeMode, MessageType, WireDType
 from yeto_torch.wire.layout import WireFragment, WireLayout
 from yeto_torch.wire.limits import GroupLimits
-from yeto_torch.wire.messages import (
-    BcastFragment,
-    BudgetDone,
-    DataHello,
-    Error,
-    FinalAck,
-    FinalFragment,
-    FinalManifest,
-    Heartbeat,
-    Hello,
-    InitParams,
-    Message,
-    PullReq,
-    PushFragment,
-    Shutdown,
-)
 from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "vectors" / "wire.json").read_text(encoding="utf-8"))
@@ -36,7 +21,7 @@ LAYOUT_G = Layout(
         Fragment(MergeMode.ISO, (Tensor("l1.w", (2, 3)),)),
     )
 )
-HELLO_G = Hello(
+HELLO_G = messages.Hello(
     learner_id=1,
     generation=0x0102030405060708,
     dtype=WireDType.BF16,
@@ -82,7 +67,7 @@ def limits_to(
 class Case:
     """One message and its frame, byte for byte. ``ways``: the directions in which a group may receive it."""
 
-    message: Message
+    message: messages.Message
     raw: bytes
     ways: tuple[Direction, ...]
 
@@ -95,23 +80,23 @@ _FOUR = bytes(range(16))  # fragment 0 or 1 of layout G in f32
 
 CASES = [
     Case(HELLO_G, frame(1, golden("hello_g")), ()),
-    Case(DataHello(1, 0x0102030405060708, 3), golden("data_hello_frame"), ()),
-    Case(InitParams(1, _FOUR), frame(2, struct.pack("<I", 1) + _FOUR), _UP),
-    Case(PullReq(2, 7, 1), golden("pull_frame"), _DOWN),
-    Case(PushFragment(1, 2, 7, 1, 4, 42, 24, 4096, bytes(24)), frame(4, golden("push_head") + bytes(24)), _UP),
-    Case(BcastFragment(0, 3, _FOUR), frame(5, struct.pack("<IQ", 0, 3) + _FOUR), _DOWN),
-    Case(Heartbeat(1, 2**63), frame(6, struct.pack("<IQ", 1, 2**63)), _UP),
-    Case(Shutdown(), golden("shutdown_frame"), _DOWN),
-    Case(Error("grüezi"), frame(10, "grüezi".encode()), _DOWN),
-    Case(Error(""), frame(10), _DOWN),
-    Case(FinalManifest(17, (15, 16, 17)), frame(11, golden("manifest")), _DOWN),
-    Case(FinalAck(17), frame(12, struct.pack("<HQ", 1, 17)), _UP),
-    Case(FinalFragment(1, 16, _FOUR), frame(13, struct.pack("<IQ", 1, 16) + _FOUR), _DOWN),
-    Case(BudgetDone(48), frame(14, struct.pack("<Q", 48)), _UP),
+    Case(messages.DataHello(1, 0x0102030405060708, 3), golden("data_hello_frame"), ()),
+    Case(messages.InitParams(1, _FOUR), frame(2, struct.pack("<I", 1) + _FOUR), _UP),
+    Case(messages.PullReq(2, 7, 1), golden("pull_frame"), _DOWN),
+    Case(messages.PushFragment(1, 2, 7, 1, 4, 42, 24, 4096, bytes(24)), frame(4, golden("push_head") + bytes(24)), _UP),
+    Case(messages.BcastFragment(0, 3, _FOUR), frame(5, struct.pack("<IQ", 0, 3) + _FOUR), _DOWN),
+    Case(messages.Heartbeat(1, 2**63), frame(6, struct.pack("<IQ", 1, 2**63)), _UP),
+    Case(messages.Shutdown(), golden("shutdown_frame"), _DOWN),
+    Case(messages.Error("grüezi"), frame(10, "grüezi".encode()), _DOWN),
+    Case(messages.Error(""), frame(10), _DOWN),
+    Case(messages.FinalManifest(17, (15, 16, 17)), frame(11, golden("manifest")), _DOWN),
+    Case(messages.FinalAck(17), frame(12, struct.pack("<HQ", 1, 17)), _UP),
+    Case(messages.FinalFragment(1, 16, _FOUR), frame(13, struct.pack("<IQ", 1, 16) + _FOUR), _DOWN),
+    Case(messages.BudgetDone(48), frame(14, struct.pack("<Q", 48)), _UP),
 ]
 
 
-def same(left: Message, right: Message) -> bool:
+def same(left: messages.Message, right: messages.Message) -> bool:
     """Equal in type, fields and tensor bytes, whatever holds the bytes."""
     if type(left) is not type(right):
         return False

@@ -16,7 +16,7 @@ from syncer.core.events import BeatArrived, Member
 from syncer.server import Server
 from syncer.tape import Tape, merges
 from tests.support.coordinator_desk import PROFILE, syncer_policy
-from tests.support.scripted_learner import Peer, random_values
+from tests.support.scripted_learner import ScriptedLearner, random_values
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
 
@@ -38,7 +38,7 @@ def fleet(tmp_path):
     server = actor.server
     address = server.listen()
     threading.Thread(target=actor.run, daemon=True).start()
-    peers = [Peer(address, i, LAYOUT) for i in range(2)]
+    peers = [ScriptedLearner(address, i, LAYOUT) for i in range(2)]
     peers[0].init(random_values(LAYOUT, 1))
     yield actor, server, peers, tmp_path / "tape"
     for peer in peers:
