@@ -12,7 +12,6 @@ import pytest
 
 from syncer.benchmark.config import BENCHMARK
 from syncer.config import arguments
-from syncer.config.compose import compose, typed_as
 from syncer.config.keys import SYNCER
 from tests.docs.pages import ROOT, blocks, commands
 
@@ -93,8 +92,9 @@ def check(words, monkeypatch):
 def _check_keys(keys, words):
     """Every word is a key whose value is legal by itself; whether its files are good is not looked at."""
     ours = words[: words.index("--")] if "--" in words else words
-    found = arguments.parse([word for word in ours if word != "--baseline"], "", "", lambda: keys)
-    keys.parsed(typed_as(keys, compose(found.overrides, found.config_dir, found.config_name, keys)))
+    config = arguments.configured([word for word in ours if word != "--baseline"], "", "", keys)
+    if config is not None:  # else it was only to be shown
+        keys.parsed(config)
 
 
 def _check_command(module, words, monkeypatch):
