@@ -1,11 +1,11 @@
 """From YAML and ``key=value`` words to the typed configuration, through Hydra's compose API.
 
 Decides: which files are merged, in which order; and how an error of Hydra or OmegaConf reads: one line with the key,
-the value and the legal range, as a ValueError like those of ``config.validate``. No DictConfig leaves this room but to
+the value and the legal range, as a ValueError like those of ``keys.validate``. No DictConfig leaves this room but to
 be printed.
 
 Why not ``hydra.main``: a server wants no output folders, log files or working directory of Hydra's, its exit code is
-its own, and one process is one run. Must not know: what is legal (``config.py``), the command line's flags.
+its own, and one process is one run. Must not know: what is legal (``keys.py``), the command line's flags.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from syncer.config.plain_command import key_values, run_command
 from syncer.plan.advice import Plan, Wishes, plan, shortfalls
-from syncer.plan.situation import Situation, learner_bytes, syncer_bytes
+from syncer.plan.situation import SCHEDULE, Situation, learner_bytes, syncer_bytes
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import StateError
 
@@ -91,7 +91,7 @@ def wishes_of(values: Mapping[str, str]) -> Wishes:
         _taken(values, "fragments", _whole(1, 4096), None),
         _taken(values, "interval", _interval, None),
         _taken(values, "quorum", _whole(1, learners), None),
-        _taken(values, "pipeline", _whole(1, 64), 2),
+        _taken(values, "pipeline", _whole(1, 64), SCHEDULE.pipeline),
     )
 
 

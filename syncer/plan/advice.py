@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from syncer.plan.forecast import Forecast, forecast
-from syncer.plan.situation import Settings, Situation
+from syncer.plan.situation import SCHEDULE, Settings, Situation
 from yeto_torch.wire.constants import WireDType
 
 # From the default on: less traffic where nothing is known of the loss. Who has the line for it can ask for less.
@@ -29,7 +29,7 @@ class Wishes:
     fragments: int | None = None
     interval: float | None = None
     quorum: int | None = None
-    pipeline: int = 2
+    pipeline: int = SCHEDULE.pipeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from syncer.config.keys import MergeConfig, OuterConfig, SyncerConfig, validate
+from syncer.config.keys import MergeConfig, OuterConfig, ScheduleConfig, SyncerConfig, validate
 from syncer.config.policy import SyncerPolicy
 from yeto_torch.wire.constants import MergeMode, WireDType
 from yeto_torch.wire.layout import WireFragment, WireLayout
 
+SCHEDULE = ScheduleConfig()  # the defaults
 NEVER = 10**9  # outer steps: a plan watches a run that goes on
 # In answers: reading the momentum, and the outer step, on whose way the broadcast is made.
 MERGE_ANSWERS, OUTER_ANSWERS = 0.5, 1.5
@@ -26,9 +27,9 @@ class Settings:
 
     wire_dtype: WireDType = WireDType.BF16
     fragments: int = 8
-    interval: float = 24.0
+    interval: float = SCHEDULE.sync_interval_steps
     quorum: int | None = None
-    pipeline: int = 2
+    pipeline: int = SCHEDULE.pipeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import FrozenInstanceError, fields, is_dataclass
+from dataclasses import MISSING, FrozenInstanceError, fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -421,6 +421,13 @@ def test_what_a_learner_takes_for_a_default_is_the_syncers():
         plain.merge.delta_correction,
         plain.merge.iso_scale,
     )
+
+
+def test_a_policy_has_no_defaults_of_its_own():
+    found = policy()
+    for part in (found, *(getattr(found, entry.name) for entry in fields(found))):
+        for entry in fields(part) if is_dataclass(part) else ():
+            assert entry.default is entry.default_factory is MISSING, f"{type(part).__name__}.{entry.name}"
 
 
 def test_a_policy_is_frozen_all_the_way_down(tmp_path):
