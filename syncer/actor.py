@@ -60,7 +60,7 @@ class Inbox(queue.SimpleQueue[Item]):
         self.put((event, now, handled))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Actor:
     """Runs one syncer process from the first event to its exit code.
 

@@ -257,7 +257,7 @@ class Server:
                 Thread(target=self._first_frame, args=(number, sock), name=f"handshake-{number}", daemon=True).start()
             except RuntimeError as error:
                 self._complain("no thread for a new connection", error)
-                self._is_stale(number)
+                self._claim(number)
                 sock.close()
 
     def _first_frame(self, number: int, tcp: socket.socket) -> None:
@@ -270,14 +270,14 @@ class Server:
                 sock.handshake(deadline - time.monotonic())
             frame = read_first_frame(sock, deadline - time.monotonic(), self._first_limits)
             now = time.monotonic()
-            if self._is_stale(number):
+            if not self._claim(number):
                 sock.close()
             elif frame.kind is MessageType.HELLO:
                 self._hello(number, sock, frame, now)
             else:
                 self._data_hello(sock, frame, now)
         except MemoryError:
-            self._is_stale(number)
+            self._claim(number)
             sock.close()
         except PeerError as violation:
             self._turn_away(number, sock, str(violation), str(violation))
@@ -288,11 +288,11 @@ class Server:
         except TlsError as error:
             self._turn_away(number, tcp, str(error), None)  # the alert has said it
         except OSError:
-            self._is_stale(number)
+            self._claim(number)
             sock.close()
 
     def _turn_away(self, number: int, sock: Socket, reason: str, told: str | None) -> None:
-        self._is_stale(number)
+        self._claim(number)
         self._complain("refused a connection", reason)
         self._refuse_later(sock, told)
 
@@ -303,10 +303,10 @@ class Server:
         if kept_back is not None:
             log.warning("%s: %s%s", what, reason, remark(kept_back))
 
-    def _is_stale(self, number: int) -> bool:
-        """Take the socket off the list of silent ones; True when it was crowded out meanwhile."""
+    def _claim(self, number: int) -> bool:
+        """Take the socket off the list of silent ones; False when it was crowded out meanwhile."""
         with self._lock:
-            return self._silent.pop(number, None) is None or self._closing
+            return self._silent.pop(number, None) is not None and not self._closing
 
     def _hello(self, number: int, sock: Socket, frame: Frame, now: float) -> None:
         nbytes = len(frame.payload)

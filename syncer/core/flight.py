@@ -1,7 +1,7 @@
 """Rounds in flight: launched, answered, settled, merged, committed in order.
 
 Decides what the members at hand mean for the rounds under way; it composes schedule, rounds, pace, ledger and
-rejections. Who is a member, when training starts and how it ends is the coordinator's.
+rejections. Who is a member, when training starts and how it ends is ``lifecycle``'s.
 
     launch   expired rounds first, with a new attempt; then new rounds while window and throttle allow
     settle   K answers -> grace window, or closed; K out of reach or the deadline -> expired
