@@ -11,7 +11,7 @@ Decides what must hold once both processes have ended, and says every deviation 
 
 Must not know files, processes, clocks.
 
-Source: v4 §Budget, §Versions and admission, §Event tape; rulings §7.
+Source: v4 §Budget, v4 §Versions and admission, v4 §Event tape; rulings §7
 
 * pure
 """
