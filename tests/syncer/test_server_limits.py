@@ -128,7 +128,8 @@ class TestSilence:
         for generation in range(7, 10):
             early.append(entrance.call(DataHello(0, generation, 0)))
             until(
-                lambda n=generation: any(m == Member(0, n) for m, _ in [*entrance.server._early.values()]), "it waits"
+                lambda n=generation: any(e.member == Member(0, n) for e in [*entrance.server._early.values()]),
+                "it waits",
             )
         assert early[0].read() is None
         assert all(caller.is_open(0.1) for caller in early[1:])
