@@ -18,8 +18,6 @@ Source: v4 §Messages, v4 §Q4; rulings §3
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -158,7 +156,7 @@ class _Lent:
 
     def __init__(self, owner: npt.NDArray[np.uint8]) -> None:
         self.owner = owner  # numpy keeps this object as the array's base, and so the buffer alive
-        self.__array_interface__: dict[str, Any] = {
+        self.__array_interface__: dict[str, object] = {
             "version": 3,
             "typestr": "|u1",
             "shape": owner.shape,

@@ -20,14 +20,15 @@ def is_bounded(values: Tensor) -> bool:
     """Whether every one of ``values`` [n], of any float dtype and device, is finite and at most 2^100 in magnitude."""
     values = values.detach()
     if values.device.type != "cpu":
-        return _has_bounded_extremes(values)
+        return is_block_bounded(values)
     if kernels.compiled is not None and values.dtype in (torch.float32, torch.bfloat16):
         array = values.contiguous().view(torch.uint8).numpy()
         return bool(kernels.compiled.is_bounded(array, values.dtype is torch.bfloat16))
-    return all(_has_bounded_extremes(block) for block in torch.split(values, BLOCK))
+    return all(is_block_bounded(block) for block in torch.split(values, BLOCK))
 
 
-def _has_bounded_extremes(values: Tensor) -> bool:
+def is_block_bounded(values: Tensor) -> bool:
+    """The same by torch, at once: of a block that is in the cache, or on a GPU."""
     if values.numel() == 0:
         return True
     low, high = torch.aminmax(values)  # NaN wins both, and fails both comparisons

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from yeto_torch.wire.codec import kernels
-from yeto_torch.wire.codec.bounds import BLOCK, check_bounded, is_bounded
+from yeto_torch.wire.codec.bounds import BLOCK, check_bounded, is_block_bounded
 from yeto_torch.wire.errors import PeerError
 
 _BF16_MAX = float(torch.finfo(torch.bfloat16).max)
@@ -49,7 +49,7 @@ def _decode(source: Tensor, out: Tensor, negate: bool) -> bool:
         target.copy_(values)
         if negate:
             target.neg_()
-        if not is_bounded(target):
+        if not is_block_bounded(target):
             return False
     return True
 
@@ -72,7 +72,7 @@ def subtract(
     anchor = values if base is None else _viewed(base, is_base_bf16)
     for wide, less, into in zip(*(torch.split(tensor, BLOCK) for tensor in (values, anchor, target)), strict=True):
         distance = wide if base is None else wide - less  # bf16 is widened on the way: exact
-        if not is_bounded(distance):
+        if not is_block_bounded(distance):
             return False
         into.copy_(distance)
     return True
