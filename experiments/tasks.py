@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from yeto_torch.demos.transformer import ALPHABET, CONTEXT, Transformer, windows
+from yeto_torch.demos.transformer import CONTEXT, Transformer, indices, windows
 
 BLOCK = 4096  # characters; every HELD_OUT_EVERY-th block is held out
 HELD_OUT_EVERY = 10
@@ -164,9 +164,6 @@ def evaluate(model: nn.Module, task: Task) -> float:
 
 
 def _reference() -> Tensor:
-    """The text as indices into ALPHABET; other characters are dropped."""
     from pydoc_data.topics import topics
 
-    index = {character: number for number, character in enumerate(ALPHABET)}
-    text = "\n".join(topics[name] for name in sorted(topics))
-    return torch.tensor([index[character] for character in text if character in index])
+    return indices("\n".join(topics[name] for name in sorted(topics)))

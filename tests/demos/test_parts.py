@@ -8,8 +8,9 @@ import torch
 pytest.importorskip("torchvision")
 pytest.importorskip("sklearn")
 
+from yeto_torch.demos.baselines import train_alone, train_synchronously
 from yeto_torch.demos.follow import JsonLines, RunView
-from yeto_torch.demos.report import Result, Trained, findings, gradient_bytes
+from yeto_torch.demos.report import Arm, Result, Trained, draw, findings, gradient_bytes, plt
 from yeto_torch.demos.task import evaluate, inner_optimizer, loss_of, make_task, set_lr
 from yeto_torch.launcher.folder import RunFolder
 
@@ -101,7 +102,7 @@ def test_a_run_is_read_from_its_folder(tmp_path):
     metrics = [
         {"time": 10.0, "step": 1, "loss": 2.0},
         {"time": 12.0, "step": 21, "loss": 1.0},
-        {"time": 12.5, "step": 26, "held_out_accuracy": 50.0},
+        {"time": 12.5, "step": 26, "held_out_accuracy": 50.0, "held_out_loss": 1.5},
         {"time": 13.0, "step": 30, "done": True, "bytes_sent": 3, "bytes_received": 4},
     ]
     (tmp_path / "learner-1.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in metrics))
@@ -112,6 +113,32 @@ def test_a_run_is_read_from_its_folder(tmp_path):
     assert learner.steps_per_s == pytest.approx(29 / 3)
     assert learner.curve.loss == [(1, 2.0), (21, 1.0)]
     assert learner.curve.held_out_accuracy == [(26, 50.0)]
+    assert learner.held_out == [(12.5, 50.0, 1.5)]
+    assert [learner.steps_at(time) for time in (9.9, 10.0, 11.0, 13.0, 14.0)] == [0, 1, 11, 30, 30]
+
+
+def test_what_the_fleet_is_compared_with_is_evaluated_when_it_is_asked_to_be():
+    task = make_task("digits", split="even", seed=0)
+    synchronous, alone = train_synchronously(task, 2, 7, evaluate_at=[0, 3, 6]), train_alone(task, 0, 7, [0, 6, 12])
+    for curve, expected in ((synchronous, [0, 3, 6, 7]), (alone, [0, 6, 7])):
+        assert [step for step, _, _ in curve.held_out] == expected
+        assert curve.held_out_accuracy == [(step, accuracy) for step, accuracy, _ in curve.held_out]
+        assert curve.held_out[-1] == (7, curve.accuracy, curve.final_loss)
+    assert synchronous.held_out[0] == alone.held_out[0]  # the same weights, the same data
+
+
+def test_every_arm_is_drawn_by_the_same_rule_and_as_it_was_measured(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    end = Trained("", 90.0, 0.5, 10, 600, None)
+    points = [[(100 * i, 10.0 * i + arm, 3.0 - 0.5 * i + arm) for i in range(5)] for arm in range(3)]
+    draw(tmp_path / "curves.png", "title", [Arm(f"arm {i}", points[i], end) for i in range(3)])
+    for axes, column, last in zip(figures[0].axes, (2, 1), (0.5, 90.0), strict=True):
+        lines, dots = axes.lines[::2], axes.lines[1::2]
+        for line, measured in zip(lines, points, strict=True):
+            assert line.get_xydata().tolist() == [[point[0], point[column]] for point in measured]
+        assert [dot.get_xydata().tolist() for dot in dots] == [[[600, last]]] * 3
+        assert [line.get_linestyle() for line in lines] == ["-"] * 3
 
 
 def test_gradients_of_every_step_are_sent_and_received_by_every_learner():

@@ -11,11 +11,15 @@ pytest.importorskip("rich")
 from safetensors import safe_open
 
 from yeto_torch import demo, load_final
+from yeto_torch.demos import comparison
+from yeto_torch.demos.report import draw
 from yeto_torch.demos.task import evaluate, make_task
 
 
-def test_two_learners_with_split_classes_know_all_digits(tmp_path, capfd):
+def test_two_learners_with_split_classes_know_all_digits(tmp_path, capfd, monkeypatch):
     folder = tmp_path / "run"
+    drawn = []
+    monkeypatch.setattr(comparison, "draw", lambda path, title, arms: (drawn.extend(arms), draw(path, title, arms)))
     code = demo.main(["--split", "classes", "--run-dir", str(folder)])
     out, err = capfd.readouterr()
     assert code == 0, out + err
@@ -35,6 +39,13 @@ def test_two_learners_with_split_classes_know_all_digits(tmp_path, capfd):
         assert set(state.keys()) == {name for name, _ in model.named_parameters()}
     merges = [json.loads(line) for line in (folder / "tape.jsonl").read_text().splitlines()]
     assert [m["step"] for m in merges if "event" not in m] == list(range(1, seed["outer_steps"] + 1))
+    assert len(drawn) == 4
+    sampled = [point[0] for point in drawn[0].points]
+    for arm in drawn:  # one sampling and one beginning for all of them, to half a step of both learners
+        expected = [samples for samples in sampled if samples < arm.end.samples - 32]
+        assert [point[0] for point in arm.points][: len(expected)] == pytest.approx(expected, abs=32)
+        assert len(arm.points) - len(expected) <= 2
+        assert arm.points[0][2] == pytest.approx(drawn[0].points[0][2], rel=0.05)  # broadcasts are bf16
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "checkpoint.yeto").exists()
     assert str(folder) in out

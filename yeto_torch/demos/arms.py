@@ -23,7 +23,7 @@ def main() -> None:
     load_final(model, options.run_dir)
     accuracy, loss = evaluate(model, task)
 
-    curve = train_synchronously(task, options.learners, options.steps, evaluations=0)
+    curve = train_synchronously(task, options.learners, options.steps, evaluate_at=())
     synchronous = {
         "accuracy": curve.accuracy,
         "loss": curve.final_loss,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,39 +11,47 @@ from torch import Tensor
 
 from yeto_torch.demos.task import Task, evaluate, inner_optimizer, loss_of, set_lr
 
-EVALUATIONS = 24  # of the held-out data, over a run
 LOSS_EVERY = 4  # steps
+EVALUATE_AT = range(0, 1_000_000, 25)  # steps
+Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 @dataclass
 class Curve:
-    """What one training went through: (step, value) pairs, and where it ended."""
+    """What one training went through, as (steps made, value) pairs, and where it ended."""
 
-    loss: list[tuple[int, float]] = field(default_factory=list)
+    loss: list[tuple[int, float]] = field(default_factory=list)  # of single batches
     held_out_accuracy: list[tuple[int, float]] = field(default_factory=list)
+    held_out: list[tuple[int, float, float]] = field(default_factory=list)  # steps, accuracy, loss
     accuracy: float = 0.0  # percent, held-out, at the end
     final_loss: float = 0.0  # nats, held-out, at the end
     seconds: float = 0.0  # of training; preparing the data is not in it
 
+    def add_held_out(self, step: int, accuracy: float, loss: float) -> None:
+        self.held_out_accuracy.append((step, accuracy))
+        self.held_out.append((step, accuracy, loss))
 
-def train_alone(task: Task, learner: int, steps: int) -> Curve:
-    """One learner on its own part of the data."""
-    return _train(task, [task.batches(learner)], steps)
+
+def train_alone(task: Task, learner: int, steps: int, evaluate_at: Container[int] = EVALUATE_AT) -> Curve:
+    """One learner on its own part of the data; evaluated after so many steps, and at the end."""
+    return _train(task, [task.batches(learner)], steps, evaluate_at)
 
 
-def train_synchronously(task: Task, learners: int, steps: int, evaluations: int = EVALUATIONS) -> Curve:
+def train_synchronously(task: Task, learners: int, steps: int, evaluate_at: Container[int] = EVALUATE_AT) -> Curve:
     """All learners' batches in one gradient, every step: what per-step gradient exchange computes."""
-    return _train(task, [task.batches(learner) for learner in range(learners)], steps, evaluations)
+    return _train(task, [task.batches(learner) for learner in range(learners)], steps, evaluate_at)
 
 
 def _train(
-    task: Task, streams: Sequence[Iterator[tuple[Tensor, Tensor]]], steps: int, evaluations: int = EVALUATIONS
+    task: Task, streams: Sequence[Iterator[tuple[Tensor, Tensor]]], steps: int, evaluate_at: Container[int]
 ) -> Curve:
     model = task.model()
     optimizer = inner_optimizer(task, model)
     curve = Curve()
     began = time.perf_counter()
     for step in range(steps):
+        if step in evaluate_at:
+            curve.add_held_out(step, *evaluate(model, task))
         set_lr(optimizer, task, step / steps)
         parts = [next(stream) for stream in streams]
         loss = loss_of(model, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
@@ -52,9 +60,7 @@ def _train(
         optimizer.step()
         if step % LOSS_EVERY == 0:
             curve.loss.append((step, loss.item()))
-        if evaluations and step % max(1, steps // evaluations) == 0:
-            curve.held_out_accuracy.append((step, evaluate(model, task)[0]))
     curve.seconds = time.perf_counter() - began
     curve.accuracy, curve.final_loss = evaluate(model, task)
-    curve.held_out_accuracy.append((steps, curve.accuracy))
+    curve.add_held_out(steps, curve.accuracy, curve.final_loss)
     return curve

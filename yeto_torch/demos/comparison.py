@@ -12,10 +12,10 @@ import time
 import torch
 from rich.console import Console
 
-from yeto_torch.demos.baselines import Curve, train_alone, train_synchronously
+from yeto_torch.demos.baselines import train_alone, train_synchronously
 from yeto_torch.demos.follow import RunView
 from yeto_torch.demos.progress import showing
-from yeto_torch.demos.report import Result, Trained, draw, gradient_bytes
+from yeto_torch.demos.report import Arm, Result, Trained, draw, gradient_bytes
 from yeto_torch.demos.task import LEARNERS, evaluate, make_task
 from yeto_torch.launcher.final import load_final
 from yeto_torch.launcher.fleet import start
@@ -49,7 +49,8 @@ class Comparison:
         self._interval = SYNC_INTERVAL_STEPS[options.split]
         fragments = self._task.fragments
         self._rounds = max(2 * fragments, round(self._steps * fragments / self._interval))
-        self._curves: dict[str, Curve] = {}
+        self._arms: list[Arm] = []
+        self._evaluate_at: list[int] = []  # batches that the fleet had seen; what it is compared with is asked then too
 
     def run(self) -> Result:
         """Raises FleetError where the fleet did not complete."""
@@ -59,11 +60,14 @@ class Comparison:
         seconds = time.monotonic() - began
         steps = [learner.step for learner in view.learners]
         fleet = self._final_of_fleet(steps, sum(learner.bytes_moved for learner in view.learners))
+        held_out = view.held_out()
+        self._add_arm("fleet, learner 0 between merges", held_out, 1, fleet)
+        self._evaluate_at = [step for step, _, _ in held_out]
         lone = range(LEARNERS) if self._options.split == "classes" else range(1)
         alone = [self._alone(learner, steps[learner]) for learner in lone]
         synchronous = self._synchronous(round(sum(steps) / LEARNERS))
         title = f"{self._task.title}, {self._options.split} split"
-        draw(self._folder.path / "curves.png", title, [v.curve for v in view.learners], fleet.accuracy, self._curves)
+        draw(self._folder.path / "curves.png", title, self._arms)
         return Result(self._seed, fleet, alone, synchronous, self._rounds, seconds)
 
     def _train_fleet(self, view: RunView) -> None:
@@ -103,17 +107,28 @@ class Comparison:
         part = f"digits {5 * learner} to {5 * learner + 4}" if self._options.split == "classes" else "half of the data"
         name = f"alone, {part}"
         self._say(f"one learner {name}: {steps} steps")
-        curve = self._curves[name] = train_alone(self._task, learner, steps)
-        return Trained(name, curve.accuracy, curve.final_loss, steps, steps * self._task.batch, None)
+        curve = train_alone(self._task, learner, steps, self._evaluate_at)
+        trained = Trained(name, curve.accuracy, curve.final_loss, steps, steps * self._task.batch, None)
+        self._add_arm(name, curve.held_out, 1, trained)
+        return trained
 
     def _synchronous(self, steps: int) -> Trained:
         name = "synchronous training"
         self._say(f"{name}: {steps} steps on the batches of both learners")
-        curve = self._curves[name] = train_synchronously(self._task, LEARNERS, steps)
+        evaluate_at = [round(step / LEARNERS) for step in self._evaluate_at]
+        curve = train_synchronously(self._task, LEARNERS, steps, evaluate_at)
         parameters = sum(p.numel() for p in self._task.model().parameters())
         samples = LEARNERS * steps * self._task.batch
         moved = gradient_bytes(parameters, steps, LEARNERS)
-        return Trained(name, curve.accuracy, curve.final_loss, steps, samples, moved)
+        trained = Trained(name, curve.accuracy, curve.final_loss, steps, samples, moved)
+        self._add_arm(name, curve.held_out, LEARNERS, trained)
+        return trained
+
+    def _add_arm(self, label: str, held_out: list[tuple[int, float, float]], batches: int, end: Trained) -> None:
+        """``batches``: what each step counted in ``held_out`` has seen."""
+        samples = batches * self._task.batch
+        points = [(samples * step, accuracy, loss) for step, accuracy, loss in held_out]
+        self._arms.append(Arm(label, points, end))
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)

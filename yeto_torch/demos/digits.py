@@ -7,14 +7,14 @@ same ones for every seed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from yeto_torch.demos.task import LEARNERS, Split
-
+Split = Literal["even", "classes"]
 HELD_OUT = 797  # 1,000 are left to train on
 VIEWS = 4  # augmented copies of each training image
 WIDTH = 16
@@ -36,7 +36,7 @@ class Digits:
     fragments = 4
     lr = 2e-3
 
-    def __init__(self, seed: int, split: Split = "even", learners: int = LEARNERS) -> None:
+    def __init__(self, seed: int, split: Split = "even", learners: int = 1) -> None:
         self._seed, self._split, self._learners = seed, split, learners
         digits = load_digits()
         images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)  # (1797, 1, 8, 8), 0 to 1

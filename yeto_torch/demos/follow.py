@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from yeto_torch.demos.baselines import Curve
 from yeto_torch.launcher.folder import RunFolder
 
@@ -38,22 +40,28 @@ class LearnerView:
     loss: float | None = None
     steps_per_s: float = 0.0
     bytes_moved: int = 0  # sent and received, framing included; known at the end
-    _first: tuple[float, int] | None = None
+    held_out: list[tuple[float, float, float]] = field(default_factory=list)  # time, accuracy, loss
+    _steps: list[tuple[float, int]] = field(default_factory=list)  # time, steps made
 
     def take(self, entry: dict[str, Any]) -> None:
         step = self.step = entry["step"]
-        if self._first is None:
-            self._first = entry["time"], step
-        elapsed = entry["time"] - self._first[0]
+        self._steps.append((entry["time"], step))
+        elapsed = entry["time"] - self._steps[0][0]
         if elapsed > 0:
-            self.steps_per_s = (step - self._first[1]) / elapsed
+            self.steps_per_s = (step - self._steps[0][1]) / elapsed
         if "loss" in entry:
             self.loss = entry["loss"]
             self.curve.loss.append((step, entry["loss"]))
         if "held_out_accuracy" in entry:
             self.curve.held_out_accuracy.append((step, entry["held_out_accuracy"]))
+            self.held_out.append((entry["time"], entry["held_out_accuracy"], entry["held_out_loss"]))
         if "done" in entry:
             self.bytes_moved = entry["bytes_sent"] + entry["bytes_received"]
+
+    def steps_at(self, time: float) -> float:
+        """Steps made by then, between two lines as if at one pace."""
+        times, steps = zip(*self._steps, strict=True)
+        return float(np.interp(time, times, steps, left=0))
 
 
 class RunView:
@@ -76,6 +84,13 @@ class RunView:
         for entry in self._tape.new():
             if "event" not in entry:
                 self._commit(entry)
+
+    def held_out(self) -> list[tuple[int, float, float]]:
+        """(steps of all learners together, accuracy, loss) of the model of learner 0, whenever it was evaluated."""
+        return [
+            (round(sum(learner.steps_at(time) for learner in self.learners)), accuracy, loss)
+            for time, accuracy, loss in self.learners[0].held_out
+        ]
 
     def _commit(self, merge: dict[str, Any]) -> None:
         self.round = merge["step"]

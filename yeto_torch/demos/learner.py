@@ -44,6 +44,10 @@ def main() -> None:
 
     step = 0
     while step < budget if budget else not optimizer.finished:
+        if learner == 0 and options.evaluate_every and step % options.evaluate_every == 0:
+            now = time.time()  # the others train on meanwhile
+            accuracy, held_out_loss = evaluate(model, task)
+            log.write(time=now, step=step, held_out_accuracy=accuracy, held_out_loss=held_out_loss)
         set_lr(optimizer, task, step / budget if budget else optimizer.stats.global_step / options.total_steps)
         inputs, targets = next(batches)
         loss = loss_of(model, inputs, targets)
@@ -52,8 +56,6 @@ def main() -> None:
         optimizer.step(tokens=len(inputs))
         step += 1
         log.write_every(0.1, step=step, loss=loss)
-        if learner == 0 and options.evaluate_every and step % options.evaluate_every == 0:
-            log.write(step=step, held_out_accuracy=evaluate(model, task)[0])
     if budget:
         optimizer.report_budget(step)
     optimizer.finish()

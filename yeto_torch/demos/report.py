@@ -16,7 +16,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from yeto_torch.demos.baselines import Curve
 from yeto_torch.demos.progress import megabytes
 
 GRADIENT_BYTES = 4  # a value of a gradient in f32
@@ -32,6 +31,22 @@ class Trained:
     steps: float  # per learner
     samples: int  # of all learners
     bytes_moved: int | None  # sent and received, of all learners; None where nothing is exchanged
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One training as it is drawn.
+
+    Attributes:
+        label: in the legend.
+        points: (samples, accuracy, loss) of its model as it trains. All arms are evaluated on all of the held-out data,
+            when they have seen as many samples as the fleet had at its own evaluations; no value is smoothed.
+        end: of its final model.
+    """
+
+    label: str
+    points: list[tuple[int, float, float]]
+    end: Trained
 
 
 @dataclass(frozen=True)
@@ -98,35 +113,19 @@ def save(path: Path, results: list[Result], options: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def draw(path: Path, title: str, fleet: list[Curve], final_accuracy: float, others: dict[str, Curve]) -> None:
-    """Loss and held-out accuracy over steps; ``fleet`` has one curve per learner, the first with held-out accuracy."""
+def draw(path: Path, title: str, arms: list[Arm]) -> None:
+    """Held-out loss and accuracy over samples, all arms by one rule: a line through the points, a dot at the end."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for number, curve in enumerate(fleet):
-        left.plot(*_smooth(curve.loss), label=f"fleet, learner {number}", color=f"C{number}")
-    right.plot(*_columns(fleet[0].held_out_accuracy), label="fleet, learner 0 as it trains", color="C0", alpha=0.7)
-    right.axhline(final_accuracy, label="fleet, final model", color="C0", linestyle="--")
-    for number, (name, curve) in enumerate(others.items(), start=len(fleet)):
-        left.plot(*_smooth(curve.loss), label=name, color=f"C{number}", alpha=0.8)
-        right.plot(*_columns(curve.held_out_accuracy), label=name, color=f"C{number}", alpha=0.8)
-    left.set(xlabel="inner steps of a learner", ylabel="training loss", yscale="log", title=title)
-    right.set(xlabel="inner steps of a learner", ylabel="held-out accuracy, %", title="held-out data")
+    for number, arm in enumerate(arms):
+        samples, accuracies, losses = zip(*arm.points, strict=True)
+        for axes, values, end in ((left, losses, arm.end.loss), (right, accuracies, arm.end.accuracy)):
+            axes.plot(samples, values, label=arm.label, color=f"C{number}", alpha=0.8)
+            axes.plot([arm.end.samples], [end], "o", color=f"C{number}")
+    left.set(ylabel="loss on held-out data, nats", yscale="log", title=title)
+    right.set(ylabel="accuracy on held-out data, %", title="line: as it trains, dot: final model")
     for axes in (left, right):
+        axes.set(xlabel="samples seen, of all learners together")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def _columns(points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-def _smooth(points: list[tuple[int, float]], keep: float = 0.9) -> tuple[list[int], list[float]]:
-    """An exponential average, unbiased at the start."""
-    steps, values = _columns(points)
-    out, total, weight = [], 0.0, 0.0
-    for value in values:
-        total = keep * total + (1 - keep) * value
-        weight = keep * weight + (1 - keep)
-        out.append(total / weight)
-    return steps, out

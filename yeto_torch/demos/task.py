@@ -7,13 +7,15 @@ the optimizer is; everything else is here, once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Split = Literal["even", "classes"]
+if TYPE_CHECKING:
+    from yeto_torch.demos.digits import Split
+
 WARMUP = 0.05  # of the run
 DECAY_FROM = 0.6  # of the run; from here the learning rate falls to zero
 LEARNERS = 2

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from yeto_torch.demos.task import LEARNERS
-from yeto_torch.demos.transformer import ALPHABET, CONTEXT, Transformer, windows
+from yeto_torch.demos.transformer import CONTEXT, Transformer, indices, windows
 
 WIDTH, LAYERS = 96, 2  # of a transformer with 240,000 parameters
 HELD_OUT_EVERY = 10  # of the modules
@@ -26,7 +25,7 @@ class Text:
     fragments = 6
     lr = 2e-3
 
-    def __init__(self, seed: int, learners: int = LEARNERS) -> None:
+    def __init__(self, seed: int, learners: int) -> None:
         self._seed = seed
         modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
         if not modules:
@@ -53,7 +52,5 @@ class Text:
 
 
 def _characters(modules: list[Path]) -> Tensor:
-    """All modules' text as indices into ALPHABET, one after the other; other characters are dropped."""
-    index = {ord(character): number for number, character in enumerate(ALPHABET)}
-    text = "".join(module.read_text(encoding="utf-8", errors="ignore") for module in modules)
-    return torch.tensor([index[code] for code in map(ord, text) if code in index])
+    """All modules' text, one after the other."""
+    return indices("".join(module.read_text(encoding="utf-8", errors="ignore") for module in modules))

@@ -13,6 +13,12 @@ ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 CONTEXT, HEADS = 64, 4
 
 
+def indices(text: str) -> Tensor:
+    """``text`` as indices into ALPHABET; other characters are dropped."""
+    index = {character: number for number, character in enumerate(ALPHABET)}
+    return torch.tensor([index[character] for character in text if character in index])
+
+
 def windows(text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     """(n, CONTEXT) inputs and the characters one further, (n, CONTEXT)."""
     at = starts.unsqueeze(1) + torch.arange(CONTEXT)
