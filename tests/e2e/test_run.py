@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from yeto_torch import fleet, load_final
+from yeto_torch import load_final
 from yeto_torch import run as launcher
+from yeto_torch.launcher import fleet
 from yeto_torch.launcher.processes import Children, Exited, Line
 from yeto_torch.wire.errors import StateError
 
