@@ -92,7 +92,6 @@ def test_what_has_to_be_pure_says_so():
     held(walls.lost_marks(SOURCES, PURE))
 
 
-@pytest.mark.xfail(strict=True, reason="demos/: task, digits and text; this line goes with the circle")
 def test_imports_go_round_in_no_circle():
     held(walls.circles(SOURCES))
 
