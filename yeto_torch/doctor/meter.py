@@ -19,16 +19,7 @@ from yeto_torch.doctor.pump import DTYPE, MESSAGE_BYTES, Pump, layout_for
 from yeto_torch.wire.constants import HASH_BYTES, Direction
 from yeto_torch.wire.errors import LocalError, PeerError
 from yeto_torch.wire.limits import GroupLimits
-from yeto_torch.wire.messages import (
-    BcastFragment,
-    DataHello,
-    Heartbeat,
-    Hello,
-    Message,
-    PullReq,
-    PushFragment,
-    encode,
-)
+from yeto_torch.wire.messages import BcastFragment, DataHello, Heartbeat, Hello, Message, PullReq, PushFragment, encode
 from yeto_torch.wire.transport.group import Closed, Group
 from yeto_torch.wire.transport.sockets import clock, dial, send_parts
 from yeto_torch.wire.transport.tls import ClientTls

@@ -56,11 +56,7 @@ class Learner:
     """
 
     def __init__(
-        self,
-        config: LearnerConfig,
-        layout: Layout,
-        exchange: Exchange,
-        inner: Sequence[torch.optim.Optimizer],
+        self, config: LearnerConfig, layout: Layout, exchange: Exchange, inner: Sequence[torch.optim.Optimizer]
     ) -> None:
         self.config, self._exchange, self._inner = config, exchange, inner
         self.local_step = self.tokens = 0

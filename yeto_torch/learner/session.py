@@ -41,14 +41,7 @@ from yeto_torch.learner.effects import Adopt, Effect, Fail, Respond, Write
 from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import U32_MAX, U64_MAX
 from yeto_torch.wire.errors import PeerError, RefusedError, YetoError
-from yeto_torch.wire.messages import (
-    BcastFragment,
-    FinalFragment,
-    FinalManifest,
-    Message,
-    PullReq,
-    Shutdown,
-)
+from yeto_torch.wire.messages import BcastFragment, FinalFragment, FinalManifest, Message, PullReq, Shutdown
 
 
 class Phase(Enum):

@@ -119,11 +119,7 @@ class Reassembler:
     """
 
     def __init__(
-        self,
-        max_inner: int,
-        max_partials: int,
-        max_reserved_bytes: int,
-        room: Callable[[int], memoryview] = allocate,
+        self, max_inner: int, max_partials: int, max_reserved_bytes: int, room: Callable[[int], memoryview] = allocate
     ) -> None:
         self._room = room
         self._max_inner, self._max_partials, self._max_reserved = max_inner, max_partials, max_reserved_bytes

@@ -55,12 +55,7 @@ class MessageType(IntEnum):
 
 
 BULK_TYPES = frozenset(
-    {
-        MessageType.INIT_PARAMS,
-        MessageType.PUSH_FRAGMENT,
-        MessageType.BCAST_FRAGMENT,
-        MessageType.FINAL_FRAGMENT,
-    }
+    {MessageType.INIT_PARAMS, MessageType.PUSH_FRAGMENT, MessageType.BCAST_FRAGMENT, MessageType.FINAL_FRAGMENT}
 )
 
 

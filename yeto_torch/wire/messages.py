@@ -308,10 +308,7 @@ def decode(kind: MessageType, payload: memoryview) -> Message:
 
 
 def decode_hello(
-    payload: memoryview,
-    learners: int | None = None,
-    mac_key: bytes | None = None,
-    known: WireLayout | None = None,
+    payload: memoryview, learners: int | None = None, mac_key: bytes | None = None, known: WireLayout | None = None
 ) -> Hello:
     """HELLO, checked in the order of the rulings: mac, version, learner id, generation, dtype, layout, hashes, streams.
 

@@ -29,17 +29,7 @@ from yeto_torch.wire.codec.bounds import check_bounded, is_bounded
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import LocalError, PeerError
 
-__all__ = [
-    "TORCH_DTYPE",
-    "as_tensor",
-    "check_bounded",
-    "copy",
-    "decode",
-    "empty",
-    "encode",
-    "is_bounded",
-    "keep_spare",
-]
+__all__ = ["TORCH_DTYPE", "as_tensor", "check_bounded", "copy", "decode", "empty", "encode", "is_bounded", "keep_spare"]
 
 TORCH_DTYPE = {WireDType.F32: torch.float32, WireDType.BF16: torch.bfloat16}
 """Of those that travel as arrays; q4 has blocks of its own."""

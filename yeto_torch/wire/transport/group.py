@@ -28,12 +28,7 @@ from yeto_torch.wire.constants import BULK_TYPES, HEADER_BYTES, Direction
 from yeto_torch.wire.errors import CongestedError, LocalError, PeerError
 from yeto_torch.wire.frames import Frame, FrameReader
 from yeto_torch.wire.limits import GroupLimits
-from yeto_torch.wire.messages import (
-    BulkMessage,
-    Error,
-    Message,
-    decode,
-)
+from yeto_torch.wire.messages import BulkMessage, Error, Message, decode
 from yeto_torch.wire.transport.outbox import Job, Outbox
 from yeto_torch.wire.transport.sockets import REFUSAL_S, Socket, Stream, clock, tune, why
 
