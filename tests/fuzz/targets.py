@@ -27,6 +27,7 @@ from syncer.core import events as ev
 from syncer.tape import Tape, merges, read_tape
 from tests.support.checkpoint_bytes import content
 from tests.support.coordinator_desk import Desk, syncer_policy
+from tests.support.wire_by_hand import at_boundary
 from yeto_torch.learner.effects import Adopt, Install
 from yeto_torch.learner.session import Session
 from yeto_torch.wire import codec
@@ -83,7 +84,7 @@ def _read(reader: FrameReader, data: bytes, pieces: Callable[[int], int]) -> tup
             return frames, str(violation)
         if frame is not None:
             frames.append((frame.kind, bytes(frame.payload)))
-    return frames, "" if reader.at_boundary else "cut"
+    return frames, "" if at_boundary(reader) else "cut"
 
 
 def frames(data: bytes) -> None:

@@ -97,7 +97,7 @@ class Intruder:
         layout: WireLayout = LAYOUT,
     ) -> None:
         self.scene = Scene(dtype, streams, next(_GENERATIONS))
-        self.wires = [Wire(address, frame(1, hello(self.scene, layout=layout.encode(), count=len(layout))))]
+        self.wires = [Wire(address, frame(1, hello(self.scene, layout=layout.encoded, count=len(layout))))]
         for index in range(streams if attach is None else attach):
             self.wires.append(Wire(address, data_hello(self.scene.generation, index)))
         self.wires[1 if streams else 0].next(9 if streams else BCAST)  # nothing comes before it is admitted

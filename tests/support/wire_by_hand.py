@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yeto_torch.wire import messages
-from yeto_torch.wire.constants import Direction, MergeMode, MessageType, WireDType
+from yeto_torch.wire.constants import HEADER_BYTES, Direction, MergeMode, MessageType, WireDType
+from yeto_torch.wire.frames import FrameReader
 from yeto_torch.wire.layout import WireFragment, WireLayout
 from yeto_torch.wire.limits import GroupLimits
 from yeto_torch.wire.model_layout import Fragment, Layout, Tensor
@@ -94,6 +95,11 @@ CASES = [
     Case(messages.FinalFragment(1, 16, _FOUR), frame(13, struct.pack("<IQ", 1, 16) + _FOUR), _DOWN),
     Case(messages.BudgetDone(48), frame(14, struct.pack("<Q", 48)), _UP),
 ]
+
+
+def at_boundary(reader: FrameReader) -> bool:
+    """Is it between frames, so that an end of the stream here cuts nothing in half?"""
+    return reader._target is reader._head and len(reader.buffer()) == HEADER_BYTES
 
 
 def same(left: messages.Message, right: messages.Message) -> bool:

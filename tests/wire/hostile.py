@@ -106,7 +106,7 @@ def hello(
 ) -> bytes:
     """The payload of a HELLO of the session, but for what is named."""
     scene = scene or Scene()
-    described = LAYOUT.encode() if layout is None else layout
+    described = LAYOUT.encoded if layout is None else layout
     return (
         struct.pack(
             "<HIQBI",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.wire_by_hand import CASES, LAYOUT_G, chunk, chunks, frame, golden, limits_to, same
+from tests.support.wire_by_hand import CASES, LAYOUT_G, at_boundary, chunk, chunks, frame, golden, limits_to, same
 from yeto_torch.wire.chunks import Reassembler
 from yeto_torch.wire.constants import BULK_TYPES, Direction, MessageType
 from yeto_torch.wire.errors import LocalError, PeerError
@@ -52,12 +52,12 @@ def test_a_frame_comes_out_whole_however_it_comes_in(case, way):
         for step in (None, 1, 3):
             reader = reader_of(way)
             (whole,) = feed(reader, raw, step)
-            assert reader.at_boundary
+            assert at_boundary(reader)
             assert same(decode(whole.kind, whole.payload), case.message)
             for size in range(1, len(raw)):
                 cut = reader_of(way)
                 assert not feed(cut, raw[:size])
-                assert cut.at_boundary == (size in _boundaries(raw))
+                assert at_boundary(cut) == (size in _boundaries(raw))
 
 
 @pytest.mark.parametrize(("case", "way"), WAYS, ids=[str(case) for case, _ in WAYS])

@@ -64,7 +64,7 @@ def test_whatever_means_another_model_has_another_fingerprint():
 
 @given(layouts)
 def test_the_wire_view_survives_the_wire(layout):
-    raw = layout.wire.encode()
+    raw = layout.wire.encoded
     decoded, end = WireLayout.decode(memoryview(b"head" + raw + b"tail"), 4, len(layout))
     assert decoded == layout.wire
     assert end == 4 + len(raw)
@@ -78,7 +78,7 @@ def test_the_wire_view_survives_the_wire(layout):
 
 @given(layouts, st.data())
 def test_a_layout_cut_anywhere_is_refused(layout, data):
-    raw = layout.wire.encode()
+    raw = layout.wire.encoded
     size = data.draw(st.integers(0, len(raw) - 1))
     with pytest.raises(PeerError):
         WireLayout.decode(memoryview(raw)[:size], 0, len(layout))
@@ -90,7 +90,7 @@ def test_random_bytes_are_a_layout_or_a_peer_error(fragments, raw):
         layout, end = WireLayout.decode(memoryview(raw), 0, fragments)
     except PeerError:
         return
-    assert layout.encode() == raw[:end]
+    assert layout.encoded == raw[:end]
 
 
 @pytest.mark.parametrize("tensors", [2**32 - 1, 2**31, 9])

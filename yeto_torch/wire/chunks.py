@@ -116,6 +116,9 @@ class Reassembler:
         max_reserved_bytes: bytes that the open messages together may hold; twice as many with those that came in one
             piece, or are whole and not dealt with yet.
         room: memory for so many bytes; what it holds does not matter.
+
+    Attributes:
+        reserved_bytes: held by partial messages now.
     """
 
     def __init__(
@@ -124,16 +127,11 @@ class Reassembler:
         self._room = room
         self._max_inner, self._max_partials, self._max_reserved = max_inner, max_partials, max_reserved_bytes
         self._partials: dict[int, _Partial] = {}
-        self._reserved = self._held = 0
+        self.reserved_bytes = self._held = 0
         self._intervals = 0
 
     def __len__(self) -> int:
         return len(self._partials)
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes held by partial messages now."""
-        return self._reserved
 
     def reserve(self, msg_id: int, total: int, offset: int, size: int) -> memoryview:
         """The place of bytes [offset, offset + size) of message ``msg_id``, to be received into. Raises PeerError."""
@@ -161,7 +159,7 @@ class Reassembler:
         if partial.received < len(partial.buffer):
             return None
         del self._partials[msg_id]
-        self._reserved -= len(partial.buffer)
+        self.reserved_bytes -= len(partial.buffer)
         self._intervals -= len(partial.starts)
         return partial.buffer
 
@@ -181,21 +179,20 @@ class Reassembler:
     def drop(self) -> None:
         """Forget every open message: nobody waits for them any more. What still comes of them must not be committed."""
         self._partials.clear()
-        self._reserved = self._intervals = 0
+        self.reserved_bytes = self._intervals = 0
 
     def _check_room(self, nbytes: int) -> None:
-        total, most = self._reserved + self._held + nbytes, 2 * self._max_reserved
+        total, most = self.reserved_bytes + self._held + nbytes, 2 * self._max_reserved
         if total > most:
             raise CongestedError(f"messages on their way would take {total} bytes, at most {most} are legal")
 
     def _open(self, msg_id: int, total: int) -> _Partial:
         if len(self._partials) >= self._max_partials:
             raise CongestedError(f"more than {self._max_partials} partial messages are open")
-        if self._reserved + total > self._max_reserved:
-            raise CongestedError(
-                f"partial messages would reserve {self._reserved + total} bytes, at most {self._max_reserved} are legal"
-            )
+        reserved, most = self.reserved_bytes + total, self._max_reserved
+        if reserved > most:
+            raise CongestedError(f"partial messages would reserve {reserved} bytes, at most {most} are legal")
         self._check_room(total)
         partial = self._partials[msg_id] = _Partial(self._room(total + _LEAD_BYTES)[_LEAD_BYTES:])
-        self._reserved += total
+        self.reserved_bytes += total
         return partial

@@ -86,11 +86,6 @@ class FrameReader:
         self._chunk_bytes = 0
         self._msg_id = 0
 
-    @property
-    def at_boundary(self) -> bool:
-        """True between frames: an end of stream here cuts nothing in half."""
-        return self._state is _State.HEADER and self._filled == 0
-
     def buffer(self) -> memoryview:
         """Where the next bytes belong; never empty."""
         return self._target[self._filled :]
@@ -123,10 +118,13 @@ class FrameReader:
                 self._expect(_State.HEADER, self._head)
                 return Frame(self._kind, payload)
             case _State.ENVELOPE:
-                self._reserve()
+                self._msg_id, total, offset = CHUNK_ENVELOPE.unpack(self._envelope)
+                self._expect(_State.SLICE, self._table().reserve(self._msg_id, total, offset, self._chunk_bytes))
                 return None
             case _:
-                return self._commit()
+                whole = self._table().commit(self._msg_id, self._chunk_bytes)
+                self._expect(_State.HEADER, self._head)
+                return None if whole is None else parse_inner(whole, self.limits)
 
     def _accept_header(self) -> Frame | None:
         self._kind, length = parse_header(self._head, self.limits)
@@ -146,15 +144,6 @@ class FrameReader:
             self._expect(_State.HEADER, self._head)
             return Frame(self._kind, memoryview(b""))
         return None
-
-    def _reserve(self) -> None:
-        self._msg_id, total, offset = CHUNK_ENVELOPE.unpack(self._envelope)
-        self._expect(_State.SLICE, self._table().reserve(self._msg_id, total, offset, self._chunk_bytes))
-
-    def _commit(self) -> Frame | None:
-        whole = self._table().commit(self._msg_id, self._chunk_bytes)
-        self._expect(_State.HEADER, self._head)
-        return None if whole is None else parse_inner(whole, self.limits)
 
     def _table(self) -> SliceTable:
         if self._slices is None:

@@ -54,10 +54,6 @@ class WireLayout:
 
     @cached_property
     def encoded(self) -> bytes:
-        """The layout section of HELLO, made once: for the one layout of a session."""
-        return self.encode()
-
-    def encode(self) -> bytes:
         """The layout section of HELLO."""
         parts: list[bytes] = []
         for fragment in self.fragments:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from yeto_torch.wire.buffers import Buffer
@@ -37,28 +37,21 @@ from yeto_torch.wire.layout import WireLayout
 
 _HELLO = struct.Struct("<HIQBI")
 _DATA_HELLO = struct.Struct("<HIQH")
-_PULL = struct.Struct("<IQI")
-_PUSH = struct.Struct("<IIQIQQIQ")
-_FRAGMENT_VERSION = struct.Struct("<IQ")
-_HEARTBEAT = struct.Struct("<IQ")
 _MANIFEST = struct.Struct("<HQI")
 _ACK = struct.Struct("<HQ")
 _MAC_DOMAIN = b"yeto-hello-mac-v1\0"
 
-FIXED_BYTES = {
-    MessageType.INIT_PARAMS: 4,
-    MessageType.PULL_REQ: _PULL.size,
-    MessageType.PUSH_FRAGMENT: _PUSH.size,
-    MessageType.BCAST_FRAGMENT: _FRAGMENT_VERSION.size,
-    MessageType.HEARTBEAT: _HEARTBEAT.size,
-    MessageType.SHUTDOWN: 0,
-    MessageType.DATA_HELLO: _DATA_HELLO.size,
-    MessageType.FINAL_MANIFEST: _MANIFEST.size,
-    MessageType.FINAL_ACK: _ACK.size,
-    MessageType.FINAL_FRAGMENT: _FRAGMENT_VERSION.size,
-    MessageType.BUDGET_DONE: 8,
-}
-"""Bytes of a payload but for what follows: tensor bytes, or a manifest's versions."""
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A message whose fields, but for tensor bytes, are numbers packed as they stand."""
+
+    FORMAT: ClassVar[struct.Struct]
+
+    def payload(self) -> bytes:
+        """All but tensor bytes."""
+        names = [entry.name for entry in fields(self) if entry.name != "data"]
+        return self.FORMAT.pack(*[getattr(self, name) for name in names])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +71,7 @@ class Hello:
     def payload(self) -> bytes:
         head = _HELLO.pack(PROTOCOL_VERSION, self.learner_id, self.generation, self.dtype, len(self.layout))
         tail = self.fingerprint + self.contract + (self.profile or b"") + struct.pack("<H", self.num_streams)
-        return head + self.layout.encode() + tail
+        return head + self.layout.encoded + tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,35 +88,32 @@ class DataHello:
 
 
 @dataclass(frozen=True, slots=True)
-class InitParams:
+class InitParams(_Plain):
     """Starting values of one fragment, in the bulk dtype; learner 0 only."""
 
     TYPE: ClassVar = MessageType.INIT_PARAMS
+    FORMAT: ClassVar = struct.Struct("<I")
     fragment: int
     data: Buffer
 
-    def head(self) -> bytes:
-        return struct.pack("<I", self.fragment)
-
 
 @dataclass(frozen=True, slots=True)
-class PullReq:
+class PullReq(_Plain):
     """Round ``step`` asks for this learner's delta of one fragment."""
 
     TYPE: ClassVar = MessageType.PULL_REQ
+    FORMAT: ClassVar = struct.Struct("<IQI")
     fragment: int
     step: int
     attempt: int
 
-    def payload(self) -> bytes:
-        return _PULL.pack(self.fragment, self.step, self.attempt)
-
 
 @dataclass(frozen=True, slots=True)
-class PushFragment:
+class PushFragment(_Plain):
     """A learner's answer: local minus raw anchor, in the session dtype, and the counters since that anchor."""
 
     TYPE: ClassVar = MessageType.PUSH_FRAGMENT
+    FORMAT: ClassVar = struct.Struct("<IIQIQQIQ")
     learner_id: int
     fragment: int
     step: int
@@ -134,65 +124,45 @@ class PushFragment:
     c_tokens: int
     data: Buffer
 
-    def head(self) -> bytes:
-        return _PUSH.pack(
-            self.learner_id,
-            self.fragment,
-            self.step,
-            self.attempt,
-            self.base_version,
-            self.local_step,
-            self.c_steps,
-            self.c_tokens,
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class BcastFragment:
+class BcastFragment(_Plain):
     """The global fragment after round ``version``, in the bulk dtype."""
 
     TYPE: ClassVar = MessageType.BCAST_FRAGMENT
+    FORMAT: ClassVar = struct.Struct("<IQ")
     fragment: int
     version: int
     data: Buffer
 
-    def head(self) -> bytes:
-        return _FRAGMENT_VERSION.pack(self.fragment, self.version)
-
 
 @dataclass(frozen=True, slots=True)
-class FinalFragment:
+class FinalFragment(_Plain):
     """The authoritative fragment of the final cut, always f32."""
 
     TYPE: ClassVar = MessageType.FINAL_FRAGMENT
+    FORMAT: ClassVar = struct.Struct("<IQ")
     fragment: int
     version: int
     data: Buffer
 
-    def head(self) -> bytes:
-        return _FRAGMENT_VERSION.pack(self.fragment, self.version)
-
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(_Plain):
     """Sign of life and the learner's local step."""
 
     TYPE: ClassVar = MessageType.HEARTBEAT
+    FORMAT: ClassVar = struct.Struct("<IQ")
     learner_id: int
     local_step: int
 
-    def payload(self) -> bytes:
-        return _HEARTBEAT.pack(self.learner_id, self.local_step)
-
 
 @dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(_Plain):
     """Sent only to a generation whose final acknowledgement was accepted."""
 
     TYPE: ClassVar = MessageType.SHUTDOWN
-
-    def payload(self) -> bytes:
-        return b""
+    FORMAT: ClassVar = struct.Struct("<")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,19 +202,28 @@ class FinalAck:
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetDone:
+class BudgetDone(_Plain):
     """Learner-budget benchmark: this learner made exactly ``steps`` local steps and has stopped."""
 
     TYPE: ClassVar = MessageType.BUDGET_DONE
+    FORMAT: ClassVar = struct.Struct("<Q")
     steps: int
-
-    def payload(self) -> bytes:
-        return struct.pack("<Q", self.steps)
 
 
 BulkMessage = InitParams | PushFragment | BcastFragment | FinalFragment
 ControlMessage = Hello | DataHello | PullReq | Heartbeat | Shutdown | Error | FinalManifest | FinalAck | BudgetDone
 Message = BulkMessage | ControlMessage
+
+_PLAIN: dict[MessageType, type[BulkMessage | PullReq | Heartbeat | Shutdown | BudgetDone]] = {
+    message.TYPE: message
+    for message in (InitParams, PushFragment, BcastFragment, FinalFragment, PullReq, Heartbeat, Shutdown, BudgetDone)
+}
+FIXED_BYTES = {kind: message.FORMAT.size for kind, message in _PLAIN.items()} | {
+    MessageType.DATA_HELLO: _DATA_HELLO.size,
+    MessageType.FINAL_MANIFEST: _MANIFEST.size,
+    MessageType.FINAL_ACK: _ACK.size,
+}
+"""Bytes of a payload but for what follows: tensor bytes, or a manifest's versions."""
 
 
 def encode(message: Message, mac_key: bytes | None = None) -> tuple[Buffer, ...]:
@@ -253,7 +232,7 @@ def encode(message: Message, mac_key: bytes | None = None) -> tuple[Buffer, ...]
     ``mac_key`` signs a HELLO (SHA-256 HMAC over all payload bytes before it) and is ignored for other types.
     """
     if isinstance(message, (InitParams, PushFragment, BcastFragment, FinalFragment)):
-        head = message.head()
+        head = message.payload()
         data = memoryview(message.data).cast("B")
         return (HEADER.pack(MAGIC, message.TYPE, len(head) + len(data)) + head, data)
     payload = message.payload()
@@ -268,25 +247,6 @@ def decode(kind: MessageType, payload: memoryview) -> Message:
     Raises PeerError when the payload is not exactly one message of this type.
     """
     match kind:
-        case MessageType.PULL_REQ:
-            return _pull(payload)
-        case MessageType.PUSH_FRAGMENT:
-            return _push(payload)
-        case MessageType.BCAST_FRAGMENT:
-            fragment, version, data = _fragment_version(kind, payload)
-            return BcastFragment(fragment, version, data)
-        case MessageType.FINAL_FRAGMENT:
-            fragment, version, data = _fragment_version(kind, payload)
-            return FinalFragment(fragment, version, data)
-        case MessageType.INIT_PARAMS:
-            _at_least(kind, payload, 4)
-            return InitParams(struct.unpack_from("<I", payload)[0], payload[4:])
-        case MessageType.HEARTBEAT:
-            _exactly(kind, payload, _HEARTBEAT.size)
-            return Heartbeat(*_HEARTBEAT.unpack(payload))
-        case MessageType.SHUTDOWN:
-            _exactly(kind, payload, 0)
-            return Shutdown()
         case MessageType.ERROR:
             return _error(payload)
         case MessageType.FINAL_MANIFEST:
@@ -296,15 +256,14 @@ def decode(kind: MessageType, payload: memoryview) -> Message:
             revision, step = _ACK.unpack(payload)
             _revision(kind, revision)
             return FinalAck(step)
-        case MessageType.BUDGET_DONE:
-            _exactly(kind, payload, 8)
-            return BudgetDone(*struct.unpack("<Q", payload))
         case MessageType.DATA_HELLO:
             return _data_hello(payload)
         case MessageType.HELLO:
             return decode_hello(payload)
-        case _:
+        case MessageType.CHUNK:
             raise PeerError(f"{kind.name} is not a message")
+        case _:
+            return _plain(kind, payload)
 
 
 def decode_hello(
@@ -373,30 +332,21 @@ def _data_hello(payload: memoryview) -> DataHello:
     return DataHello(learner_id, generation, index)
 
 
-def _pull(payload: memoryview) -> PullReq:
-    _exactly(MessageType.PULL_REQ, payload, _PULL.size)
-    fragment, step, attempt = _PULL.unpack(payload)
-    if step == 0 or attempt == 0:
-        raise PeerError(f"PULL_REQ of step {step}, attempt {attempt}: both count from 1")
-    return PullReq(fragment, step, attempt)
-
-
-def _fragment_version(kind: MessageType, payload: memoryview) -> tuple[int, int, memoryview]:
-    _at_least(kind, payload, _FRAGMENT_VERSION.size)
-    fragment, version = _FRAGMENT_VERSION.unpack_from(payload)
-    return fragment, version, payload[_FRAGMENT_VERSION.size :]
-
-
-def _push(payload: memoryview) -> PushFragment:
-    _at_least(MessageType.PUSH_FRAGMENT, payload, _PUSH.size)
-    learner_id, fragment, step, attempt, base, local_step, c_steps, c_tokens = _PUSH.unpack_from(payload)
-    data = payload[_PUSH.size :]
-    push = PushFragment(learner_id, fragment, step, attempt, base, local_step, c_steps, c_tokens, data)
-    if push.attempt == 0:
+def _plain(kind: MessageType, payload: memoryview) -> Message:
+    form, size = _PLAIN[kind], FIXED_BYTES[kind]
+    check = _at_least if kind in BULK_TYPES else _exactly
+    check(kind, payload, size)
+    values = list(form.FORMAT.unpack_from(payload))
+    if kind in BULK_TYPES:
+        values.append(payload[size:])
+    message = form(*values)
+    if isinstance(message, PullReq) and (message.step == 0 or message.attempt == 0):
+        raise PeerError(f"PULL_REQ of step {message.step}, attempt {message.attempt}: both count from 1")
+    if isinstance(message, PushFragment) and message.attempt == 0:
         raise PeerError("PUSH_FRAGMENT of attempt 0: attempts count from 1")
-    if push.c_steps == 0:
+    if isinstance(message, PushFragment) and message.c_steps == 0:
         raise PeerError("PUSH_FRAGMENT with c_steps 0: at least one local step must lie behind it")
-    return push
+    return message
 
 
 def _error(payload: memoryview) -> Error:

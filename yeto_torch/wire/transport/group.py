@@ -289,7 +289,8 @@ class Group:
         except PeerError as violation:
             last_word = None if isinstance(violation, CongestedError) else str(violation)
             self._end(Closed(f"violation on {stream}: {violation}", violation), last_word)
-            self._discard(stream)
+            with suppress(OSError):
+                stream.discard()
         except OSError as error:
             self._lost(stream, f"{stream} was lost while reading: {why(error)}", error)
         except MemoryError as error:
@@ -321,10 +322,6 @@ class Group:
                 if self._closing is not None:  # before, nobody waits for it; a wake-up costs as much as a message
                     self._changed.notify_all()
         return True
-
-    def _discard(self, stream: Stream) -> None:
-        with suppress(OSError):
-            stream.discard()
 
     def _lost(self, stream: Stream, reason: str, error: OSError | None = None) -> None:
         """A socket is gone. The control stream may hold the peer's last word, so it speaks first."""
