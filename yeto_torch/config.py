@@ -10,11 +10,12 @@ Source: rulings §2.6 to §2.9.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -148,9 +149,9 @@ class LearnerConfig(LearnerOptions):
     @classmethod
     def resolve(cls, environment: Mapping[str, str] = os.environ, **arguments: Any) -> LearnerConfig:
         """The configuration of ``arguments``, with what is None taken from ``environment``. Raises ValueError."""
-        unknown = sorted(set(arguments) - {item.name for item in fields(cls)})
-        if unknown:
-            raise ValueError(f"unknown argument {unknown[0]!r}")
+        wrong = wrong_name(arguments, cls)
+        if wrong is not None:
+            raise ValueError(f"unknown argument {wrong}")
         for name, variable in _ENVIRONMENT.items():
             if arguments.get(name) is None and environment.get(variable):
                 text = environment[variable]
@@ -250,6 +251,16 @@ class LearnerConfig(LearnerOptions):
         if self.run_id is None:
             _warn_about_run_id()
         return contract_hash(fingerprint, self.run_id)
+
+
+def wrong_name(arguments: Iterable[str], options: type[LearnerOptions]) -> str | None:
+    """The first of ``arguments`` that is none of ``options``, and the option it may have meant; None if all are."""
+    legal = [item.name for item in fields(options)]
+    for name in arguments:
+        if name not in legal:
+            near = difflib.get_close_matches(name, legal, n=1)
+            return repr(name) + "".join(f"; did you mean {option!r}?" for option in near)
+    return None
 
 
 def parse_address(text: object) -> tuple[str, int]:

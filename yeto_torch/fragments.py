@@ -189,18 +189,12 @@ def _is_averaged(tensor: Tensor, mode: MergeMode, average: str | None) -> bool:
 
 def _place_layers(tensors: Sequence[Tensor], bins: list[list[Tensor]]) -> list[Tensor]:
     """Put the tensors of numbered layers into ``bins`` by the layer's rank; returns the tensors of no layer."""
-    layered: list[tuple[int, Tensor]] = []
-    loose: list[Tensor] = []
-    for tensor in tensors:
-        match = _LAYER.search(tensor.name)
-        if match:
-            layered.append((int(match[1]), tensor))
-        else:
-            loose.append(tensor)
+    found = [(_LAYER.search(tensor.name), tensor) for tensor in tensors]
+    layered = [(int(match[1]), tensor) for match, tensor in found if match]
     rank = {layer: index for index, layer in enumerate(sorted({layer for layer, _ in layered}))}
     for layer, tensor in sorted(layered, key=lambda item: (item[0], item[1].name)):
         bins[rank[layer] % len(bins)].append(tensor)
-    return loose
+    return [tensor for match, tensor in found if not match]
 
 
 def _pack(tensors: Sequence[Tensor], bins: list[list[Tensor]]) -> None:

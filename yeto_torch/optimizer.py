@@ -19,7 +19,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, SupportsIndex, TypeAli
 
 import torch
 
-from yeto_torch.config import LearnerConfig, LearnerOptions, disabled
+from yeto_torch.config import LearnerConfig, LearnerOptions, disabled, wrong_name
 from yeto_torch.fragments import NamedParameters, bind, collect, kept, layout_of, raw_names
 from yeto_torch.launcher.folder import save_layout
 from yeto_torch.learner.learner import Learner
@@ -89,6 +89,9 @@ class YetoOuterOptimizer(OptimizerWrapper):
     def __init__(
         self, inner: Optimizers, named_parameters: NamedParameters | None = None, *args: Any, **options: Any
     ) -> None:
+        wrong = wrong_name(options, LearnerOptions)
+        if wrong is not None:
+            raise TypeError(f"YetoOuterOptimizer got an unexpected keyword argument {wrong}")
         self._options = told = LearnerOptions(*args, **options)
         super().__init__(inner)
         self._learner: Learner | Follower | LocalLearner | None = None
@@ -143,7 +146,7 @@ class YetoOuterOptimizer(OptimizerWrapper):
 
     step.hooked = True  # type: ignore[attr-defined]  # as the wrapper's own
 
-    def _step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: Any) -> object:
+    def _step(self, closure: Closure | None = None, *, tokens: int | None = None, **inner_arguments: object) -> object:
         learner = self._learner
         if learner is None:
             return super()._step(closure, **inner_arguments)

@@ -91,25 +91,17 @@ def parse(argv: list[str]) -> Launch:
         epilog="key=value goes to the syncer (python -m syncer --cfg job lists the keys); -- -m module works too.",
         allow_abbrev=False,
     )
-    parser.add_argument("--learners", type=int, required=True, metavar="N", help="how many learners to start")
-    parser.add_argument(
-        "--nproc-per-learner", type=int, default=1, metavar="K", help="processes of a learner, as torchrun starts them"
-    )
-    parser.add_argument("--run-dir", type=Path, metavar="D", help="default: runs/<time>; the same folder again resumes")
-    parser.add_argument(
-        "--max-restarts", type=int, default=0, metavar="K", help="restart a failed learner, K times each"
-    )
-    parser.add_argument(
-        "--grace-s", type=float, default=30.0, metavar="S", help="time to end after Ctrl-C (default 30)"
-    )
-    protection = parser.add_argument_group("protection")
-    protection.add_argument(
-        "--hmac-key-file", type=Path, metavar="F", help="the fleet's shared key (default: YETO_HMAC_KEY_FILE)"
-    )
-    protection.add_argument("--tls-cert", type=Path, metavar="F", help="TLS: the syncer's certificate, for 127.0.0.1")
-    protection.add_argument("--tls-key", type=Path, metavar="F", help="its private key")
-    protection.add_argument("--tls-ca", type=Path, metavar="F", help="whom learners trust (default: the certificate)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    add, protect = parser.add_argument, parser.add_argument_group("protection").add_argument
+    add("--learners", type=int, required=True, metavar="N", help="how many learners to start")
+    add("--nproc-per-learner", type=int, default=1, metavar="K", help="processes of a learner, as torchrun starts them")
+    add("--run-dir", type=Path, metavar="D", help="default: runs/<time>; the same folder again resumes")
+    add("--max-restarts", type=int, default=0, metavar="K", help="restart a failed learner, K times each")
+    add("--grace-s", type=float, default=30.0, metavar="S", help="time to end after Ctrl-C (default 30)")
+    protect("--hmac-key-file", type=Path, metavar="F", help="the fleet's shared key (default: YETO_HMAC_KEY_FILE)")
+    protect("--tls-cert", type=Path, metavar="F", help="TLS: the syncer's certificate, for 127.0.0.1")
+    protect("--tls-key", type=Path, metavar="F", help="its private key")
+    protect("--tls-ca", type=Path, metavar="F", help="whom learners trust (default: the certificate)")
+    add("overrides", nargs="*", metavar="key=value")
     split = argv.index("--") if "--" in argv else len(argv)
     options = parser.parse_intermixed_args(argv[:split])
     command = argv[split + 1 :]

@@ -210,7 +210,7 @@ def _new_arguments(result: object) -> tuple[Args, Kwargs]:
 
 def _step_with_scaler(
     self: OptimizerWrapper, closure: Closure | None = None, *, grad_scaler: object = None, **arguments: object
-) -> Any:
+) -> object:
     """``step`` for an inner optimizer that takes the scaler itself."""
     if grad_scaler is not None:
         arguments["grad_scaler"] = grad_scaler

@@ -42,9 +42,7 @@ def train_synchronously(task: Task, learners: int, steps: int, evaluate_at: Cont
     return _train(task, [task.batches(learner) for learner in range(learners)], steps, evaluate_at)
 
 
-def _train(
-    task: Task, streams: Sequence[Iterator[tuple[Tensor, Tensor]]], steps: int, evaluate_at: Container[int]
-) -> Curve:
+def _train(task: Task, streams: Sequence[Batches], steps: int, evaluate_at: Container[int]) -> Curve:
     model = task.model()
     optimizer = inner_optimizer(task, model)
     curve = Curve()

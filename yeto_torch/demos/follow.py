@@ -12,6 +12,8 @@ import numpy as np
 from yeto_torch.demos.baselines import Curve
 from yeto_torch.launcher.folder import RunFolder
 
+Entry = dict[str, Any]
+
 
 class JsonLines:
     """A growing file of one JSON object a line. ``new()`` gives the objects of the lines that were completed since."""
@@ -20,7 +22,7 @@ class JsonLines:
         self._path = path
         self._offset = 0
 
-    def new(self) -> list[dict[str, Any]]:
+    def new(self) -> list[Entry]:
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -43,7 +45,7 @@ class LearnerView:
     held_out: list[tuple[float, float, float]] = field(default_factory=list)  # time, accuracy, loss
     _steps: list[tuple[float, int]] = field(default_factory=list)  # time, steps made
 
-    def take(self, entry: dict[str, Any]) -> None:
+    def take(self, entry: Entry) -> None:
         step = self.step = entry["step"]
         self._steps.append((entry["time"], step))
         elapsed = entry["time"] - self._steps[0][0]
@@ -92,7 +94,7 @@ class RunView:
             for time, accuracy, loss in self.learners[0].held_out
         ]
 
-    def _commit(self, merge: dict[str, Any]) -> None:
+    def _commit(self, merge: Entry) -> None:
         self.round = merge["step"]
         self.quorum = merge["quorum"]
         self.responded = len(merge["responders"])

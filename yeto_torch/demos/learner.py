@@ -13,7 +13,6 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -71,7 +70,7 @@ class MetricsLog:
         self._file = path.open("a", buffering=1, encoding="utf-8")
         self._written_at = float("-inf")
 
-    def write(self, **values: Any) -> None:
+    def write(self, **values: object) -> None:
         self._file.write(json.dumps({"time": time.time(), **values}) + "\n")
 
     def write_every(self, seconds: float, *, step: int, loss: torch.Tensor) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -107,7 +107,7 @@ def _spread(values: list[float], digits: int, *, sign: bool = False) -> str:
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
-def save(path: Path, results: list[Result], options: dict[str, Any]) -> None:
+def save(path: Path, results: list[Result], options: Mapping[str, object]) -> None:
     """Everything the table was made of, as JSON."""
     document = {"options": options, "findings": findings(results), "seeds": [asdict(result) for result in results]}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -33,21 +33,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """What is to be checked.
+    """What is to be checked. Without ``parameters``, ``step_time_s`` and ``learners`` of the fleet no plan is made."""
 
-    Attributes:
-        address: host and port of the syncer.
-        tls, key: how a learner would dial and sign.
-        streams: data sockets of a learner.
-        seconds: of measuring, per direction.
-        parameters, step_time_s, learners: of the fleet; None = not told, and no plan is made.
-    """
-
-    address: tuple[str, int]
-    tls: ClientTls | None = None
-    key: bytes | None = None
-    streams: int = 4
-    seconds: float = 3.0
+    address: tuple[str, int]  # host and port of the syncer
+    tls: ClientTls | None = None  # how a learner would dial
+    key: bytes | None = None  # and sign its HELLO
+    streams: int = 4  # data sockets of a learner
+    seconds: float = 3.0  # of measuring, per direction
     parameters: float | None = None
     step_time_s: float | None = None
     learners: int | None = None
@@ -82,7 +74,8 @@ class _Examination:
             yield self._tls(self.patient.tls)
         yield self._protocol()
         yield self._key()
-        yield self._round_trip()
+        text = f"{1000 * self.connect_s:.1f} ms to connect, {1000 * self.answer.reply_s:.1f} ms to an answer"
+        yield Finding("round trip", text)
         rates = None
         if self.answer.said is Said.LISTENER:
             rates = self._measure()
@@ -129,7 +122,7 @@ class _Examination:
         return Finding("TLS", f"1.3, and the certificate is accepted as that of {tls.server_hostname}")
 
     def _protocol(self) -> Finding:
-        answer = self.answer = self._ask(self.patient.key)
+        answer = self.answer = ask(self.patient.address, self.patient.tls, self.patient.key)
         match answer.said:
             case Said.TLS_WANTED:
                 raise WrongError(
@@ -162,22 +155,10 @@ class _Examination:
             raise WrongError("key", "this syncer has another key", cure)
         if key is None:
             return Finding("key", "none is needed: whoever reaches the port may join")
-        if self._ask(None).said is not Said.WRONG_KEY:
+        if ask(self.patient.address, self.patient.tls, None).said is not Said.WRONG_KEY:
             cure = "start it with security.hmac_key_file, or the learners without YETO_HMAC_KEY_FILE"
             raise WrongError("key", "we have one, but this syncer has none", cure)
         return Finding("key", "needed, and ours is the right one")
-
-    def _ask(self, key: bytes | None, *, long: bool = False) -> Answer:
-        try:
-            return ask(self.patient.address, self.patient.tls, key, long=long)
-        except TlsError as error:
-            return Answer(Said.TLS_FAILED, str(error))
-        except OSError as error:
-            return Answer(Said.SILENT, why(error))
-
-    def _round_trip(self) -> Finding:
-        text = f"{1000 * self.connect_s:.1f} ms to connect, {1000 * self.answer.reply_s:.1f} ms to an answer"
-        return Finding("round trip", text)
 
     def _measure(self) -> Rates:
         patient = self.patient
@@ -189,7 +170,7 @@ class _Examination:
 
     def _bounded_rate(self) -> Finding:
         """A syncer takes 60 kB from a stranger and no more, which bounds a slow line and says little of a fast one."""
-        answer = self._ask(self.patient.key, long=True)
+        answer = ask(self.patient.address, self.patient.tls, self.patient.key, long=True)
         if answer.said is not Said.SYNCER:
             return Finding("rate", f"not measured: {answer.text}")
         seconds = max(answer.reply_s, 1e-6)

@@ -99,8 +99,8 @@ class Listener:
             frame = read_first_frame(sock, max(0.0, deadline - clock()), FirstFrameLimits(_HELLO_BYTES))
             if frame.kind is MessageType.HELLO:
                 self._hello(sock, frame.payload)
-            else:
-                self._data_hello(sock, decode(frame.kind, frame.payload), deadline)
+            elif isinstance(message := decode(frame.kind, frame.payload), DataHello):
+                self._data_hello(sock, message, deadline)
         except NotTlsError:
             refuse(tcp, f"{LISTENER} speaks TLS only: give the learner tls= or YETO_TLS_CA")
         except PeerError as violation:
@@ -117,14 +117,11 @@ class Listener:
         with self._changed:
             if self._current is not None and not self._current.group.closed:
                 raise PeerError("another measurement is under way")
-            self._current = _Measured(sock, hello)
-            current = self._current
+            current = self._current = _Measured(sock, hello)
             self._changed.notify_all()
         current.start()
 
-    def _data_hello(self, sock: Socket, message: Message, deadline: float) -> None:
-        assert isinstance(message, DataHello)
-
+    def _data_hello(self, sock: Socket, message: DataHello, deadline: float) -> None:
         def come() -> _Measured | None:
             current = self._current
             return current if current is not None and current.generation == message.generation else None

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from yeto_torch.wire.constants import ERROR_LIMIT_BYTES, HASH_BYTES, U32_MAX, MergeMode, MessageType, WireDType
@@ -55,23 +56,20 @@ class Answer:
 def ask(address: tuple[str, int], tls: ClientTls | None, key: bytes | None, *, long: bool = False) -> Answer:
     """Say the HELLO, signed with ``key`` if there is one, and read the refusal. ``long``: of 60,000 bytes.
 
-    Raises OSError when there is no connection.
+    Without a connection, or where it ends without a word, the answer is SILENT.
     """
     tensors = LONG_HELLO_BYTES // 8 if long else 1
     layout = WireLayout((WireFragment(MergeMode.AVG, (1,) * tensors),))
     hello = Hello(STRANGER_ID, 0, WireDType.BF16, layout, bytes(HASH_BYTES), bytes(HASH_BYTES), None, 0)
-    sock = dial(*address, PATIENCE_S, tls)
     try:
-        started = clock()
-        send_parts(sock, encode(hello, key), PATIENCE_S)
-        answer = _read(sock)
-        return Answer(answer.said, answer.text, clock() - started, answer.learners)
+        with closing(dial(*address, PATIENCE_S, tls)) as sock:
+            started = clock()
+            send_parts(sock, encode(hello, key), PATIENCE_S)
+            return replace(_read(sock), reply_s=clock() - started)
     except TlsError as error:
         return Answer(Said.TLS_FAILED, str(error))
     except OSError as error:
         return Answer(Said.SILENT, why(error))
-    finally:
-        sock.close()
 
 
 class _ErrorOnly:
@@ -95,10 +93,9 @@ def _read(sock: Socket) -> Answer:
     except PeerError as violation:
         seen = bytes(head).rstrip(b"\0")
         return Answer(Said.STRANGE, f"it answers {seen!r} ({violation})")
-    if message is None:
-        return Answer(Said.SILENT, f"nothing came within {_ANSWER_S:g} s")
-    assert isinstance(message, Error)
-    return _understood(message.text)
+    if isinstance(message, Error):  # the reader lets nothing else through
+        return _understood(message.text)
+    return Answer(Said.SILENT, f"nothing came within {_ANSWER_S:g} s")
 
 
 def _first_frame(sock: Socket, reader: FrameReader, timeout_s: float) -> Frame | None:

@@ -40,27 +40,16 @@ class Secrets:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to start.
-
-    Attributes:
-        folder: where everything of the run lies.
-        learners: how many learners, ids 0 to learners - 1.
-        command: what to give the Python interpreter for one learner: a script or ``-m module``, and its arguments.
-        nproc_per_learner: how many rank processes a learner is.
-        overrides: ``key=value`` for the syncer; they win over the launcher's own.
-        max_restarts: how often each learner may be started again after it failed.
-        grace_s: how long an interrupted child may take to end before it is killed.
-        secrets: what the fleet is protected with.
-    """
+    """What to start."""
 
     folder: RunFolder
-    learners: int
-    command: tuple[str, ...]
-    overrides: tuple[str, ...] = ()
-    max_restarts: int = 0
-    grace_s: float = 30.0
+    learners: int  # how many; their ids are 0 to learners - 1
+    command: tuple[str, ...]  # of one learner, for the Python interpreter: a script or ``-m module``, and its arguments
+    overrides: tuple[str, ...] = ()  # ``key=value`` for the syncer; they win over the launcher's own
+    max_restarts: int = 0  # how often each learner may be started again after it failed
+    grace_s: float = 30.0  # how long an interrupted child may take to end before it is killed
     secrets: Secrets = Secrets()
-    nproc_per_learner: int = 1
+    nproc_per_learner: int = 1  # how many rank processes a learner is
 
     def syncer_command(self) -> list[str]:
         """``python -m syncer`` with the run folder's files, under the user's own keys."""

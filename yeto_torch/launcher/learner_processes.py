@@ -21,23 +21,14 @@ _HOST = "127.0.0.1"
 
 @dataclass(eq=False)
 class LearnerProcesses:
-    """The processes of one learner, from one start to their end.
-
-    Attributes:
-        id: of the learner.
-        size: how many ranks.
-        attempt: 0 for the learner's first start.
-        run_id: of the run.
-        living: the children that have not ended.
-        failure: the first that ended with another exit code than 0, and the code.
-    """
+    """The processes of one learner, from one start to their end."""
 
     id: int
-    size: int
-    attempt: int
+    size: int  # how many ranks
+    attempt: int  # 0 for the learner's first start
     run_id: str
-    living: set[Child] = field(default_factory=set)
-    failure: tuple[Child, int] | None = None
+    living: set[Child] = field(default_factory=set)  # the children that have not ended
+    failure: tuple[Child, int] | None = None  # the first that ended with another exit code than 0, and the code
     _store: TCPStore | None = None  # serves as long as it is referred to
 
     @property

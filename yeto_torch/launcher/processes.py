@@ -182,15 +182,16 @@ class Children:
             process_group=0,
         )
         child = Child(name, process)
-        assert process.stdout is not None
-        reader = threading.Thread(target=self._read, args=(child, process.stdout), name=f"{name} output", daemon=True)
-        reader.start()
-        self.watch(child, reader)
+        self.watch(child)
         return child
 
-    def watch(self, child: Child, reader: threading.Thread | None = None) -> None:
-        """Report the end of a started child, once ``reader`` has reported all its output."""
+    def watch(self, child: Child) -> None:
+        """Report what a started child says, if that comes through a pipe, and then its end."""
         self.alive.append(child)
+        pipe, reader = child.process.stdout, None
+        if pipe is not None:
+            reader = threading.Thread(target=self._read, args=(child, pipe), name=f"{child.name} output", daemon=True)
+            reader.start()
         threading.Thread(target=self._wait, args=(child, reader), name=f"{child.name} end", daemon=True).start()
 
     def next_event(self, timeout_s: float | None) -> Event | None:

@@ -43,12 +43,6 @@ _ACK_S = 1.0  # for the acknowledgement of the cut to be handed to the kernel
 class Learner:
     """One learner of a fleet, as the training thread sees it.
 
-    Args:
-        config: validated.
-        layout: of the parameters.
-        exchange: the parameters, in that layout.
-        inner: the optimizers that train them.
-
     Attributes:
         local_step, tokens: totals of this process.
         installed: the parameters hold the final cut; no step may change them.
@@ -63,27 +57,13 @@ class Learner:
         self.installed = self.frozen = False
         self._stall_s = 0.0
         dtype = config.dtype
-        hello = Hello(
-            config.identity,
-            0,
-            dtype,
-            layout.wire,
-            layout.fingerprint,
-            config.contract_for(layout.fingerprint),
-            config.profile_hash,
-            config.streams,
-        )
+        mark, contract = layout.fingerprint, config.contract_for(layout.fingerprint)
+        hello = Hello(config.identity, 0, dtype, layout.wire, mark, contract, config.profile_hash, config.streams)
         self._session = Session(len(layout))
         self._syncs = Syncs(len(layout), config.on_sync)
-        self.link = Link(
-            self._session,
-            config.address,
-            hello,
-            GroupLimits(layout.wire, dtype, Direction.TO_LEARNER),
-            config.hmac_key,
-            config.max_reconnects,
-            config.client_tls,
-        )
+        limits = GroupLimits(layout.wire, dtype, Direction.TO_LEARNER)
+        key, tls = config.hmac_key, config.client_tls
+        self.link = Link(self._session, config.address, hello, limits, key, config.max_reconnects, tls)
         resync = config.on_nonfinite == "resync"
         self._answers = Answers(exchange, self._session, self.link, dtype, self._forget if resync else None)
 

@@ -11,11 +11,15 @@ Source: torch.distributed.tensor; a dimension is cut as ``torch.chunk`` cuts it,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 _SAY_GROUP = (
     "the ranks of one learner must be named: "
@@ -28,54 +32,53 @@ _FSDP1 = (
 _DDP_PREFIX = "module."
 
 
-def is_sharded(parameter: Tensor) -> bool:
+def is_sharded(parameter: Tensor) -> TypeGuard[DTensor]:
     """Is it a DTensor? (Known by what it has: importing its class would cost every user a second.)"""
     return hasattr(parameter, "device_mesh") and hasattr(parameter, "placements")
 
 
 def whole(parameter: Tensor) -> Tensor:
     """All values of ``parameter``, detached: a plain one itself, a DTensor gathered from its mesh (collective)."""
-    value: Any = parameter.detach()
-    full: Tensor = value.full_tensor() if is_sharded(value) else value
-    return full
+    value = parameter.detach()
+    return value.full_tensor() if is_sharded(value) else value
 
 
 def own(parameter: Tensor) -> Tensor:
     """The values of ``parameter`` that this rank holds, detached; to write into them is to write into the parameter."""
-    value: Any = parameter.detach()
-    local: Tensor = value.to_local() if is_sharded(value) else value
-    return local
+    value = parameter.detach()
+    return value.to_local() if is_sharded(value) else value
 
 
-def own_part(parameter: Any, full: Tensor) -> Tensor:
+def own_part(parameter: Tensor, full: Tensor) -> Tensor:
     """The part of ``full`` (of the parameter's whole shape) that ``own(parameter)`` stands for; a view."""
     if not is_sharded(parameter):
         return full
+    from torch.distributed.tensor import Shard
+
     mesh = parameter.device_mesh
-    for size, place, placement in zip(mesh.shape, mesh.get_coordinate(), parameter.placements, strict=True):
-        if placement.is_shard():
+    for size, place, placement in zip(mesh.shape, mesh.get_coordinate() or (), parameter.placements, strict=True):
+        if isinstance(placement, Shard):
             pieces = full.chunk(size, placement.dim)
             full = pieces[place] if place < len(pieces) else full.narrow(placement.dim, 0, 0)
     return full
 
 
-def resharding(named_parameters: Any) -> Callable[[], None]:
+def resharding(named_parameters: object) -> Callable[[], None]:
     """What to call where shards were written: FSDP2 may still hold the whole values of an earlier forward pass.
 
-    It drops them, for all modules of ``named_parameters``; without modules there is nothing to ask, and it does
-    nothing.
+    It drops them, for all modules of ``named_parameters``, if that is a module.
     """
     modules = named_parameters.modules() if isinstance(named_parameters, nn.Module) else ()
-    sharding: list[Any] = [module for module in modules if hasattr(module, "reshard") and hasattr(module, "unshard")]
+    sharding = [module for module in modules if hasattr(module, "reshard") and hasattr(module, "unshard")]
 
     def reshard() -> None:
         for module in sharding:
-            module.reshard()
+            cast("FSDPModule", module).reshard()
 
     return reshard
 
 
-def check_wrapping(named_parameters: Any, names: Iterable[str], group: Any) -> None:
+def check_wrapping(named_parameters: object, names: Iterable[str], group: object) -> None:
     """Refuse a model whose wrapper and ``process_group`` do not fit.
 
     Args:
@@ -116,7 +119,7 @@ def check_shards(parameters: Mapping[str, Tensor], ranks: Sequence[int] | None) 
             _check_shard(name, parameter, ranks)
 
 
-def _check_shard(name: str, parameter: Any, ranks: Sequence[int] | None) -> None:
+def _check_shard(name: str, parameter: DTensor, ranks: Sequence[int] | None) -> None:
     if ranks is None:
         raise ValueError(f"process_group: not given, but parameter {name!r} is a DTensor; {_SAY_GROUP}")
     holders = sorted(parameter.device_mesh.mesh.flatten().tolist())

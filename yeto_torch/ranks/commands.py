@@ -76,21 +76,13 @@ _NOTHING = Flag(0)
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The end of rank 0's turn.
+    """The end of rank 0's turn."""
 
-    Attributes:
-        local_step: rank 0's.
-        free_steps: so many calls of ``step`` may now pass without a turn.
-        flags: as they are on every rank from now on.
-        error: what every rank raises.
-        numbers: rank 0's statistics; empty when nothing was exchanged.
-    """
-
-    local_step: int = 0
-    free_steps: int = 0
-    flags: Flag = _NOTHING
-    error: Exception | None = None
-    numbers: tuple[int, ...] = ()
+    local_step: int = 0  # rank 0's
+    free_steps: int = 0  # so many calls of ``step`` may now pass without a turn
+    flags: Flag = _NOTHING  # as they are on every rank from now on
+    error: Exception | None = None  # what every rank raises
+    numbers: tuple[int, ...] = ()  # rank 0's statistics; empty when nothing was exchanged
 
 
 class Commands:
@@ -115,15 +107,8 @@ class Commands:
     def release(self, release: Release) -> None:
         """Rank 0: end the turn."""
         code, text = error_code(release.error), error_text(release.error)
-        self.send(
-            Command.RELEASE,
-            release.local_step,
-            release.free_steps,
-            int(release.flags),
-            code,
-            len(text),
-            len(release.numbers),
-        )
+        state = release.local_step, release.free_steps, int(release.flags)
+        self.send(Command.RELEASE, *state, code, len(text), len(release.numbers))
         if text:
             self._ranks.broadcast_bytes(text, len(text))
         if release.numbers:

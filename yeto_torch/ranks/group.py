@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from yeto_torch.wire.errors import RunError
-
-_INT = torch.int64
 
 
 class RankLostError(RunError):
@@ -41,7 +39,7 @@ class RankGroup:
         ValueError: ``group`` is something else.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: object) -> None:
         if not (dist.is_available() and dist.is_initialized() and isinstance(group, dist.ProcessGroup)):
             raise ValueError(
                 f"process_group={group!r}: must be a process group this rank is a member of, as dist.group.WORLD "
@@ -53,12 +51,13 @@ class RankGroup:
         self._backends = _backends(group)
         self._control = group if "cpu" in self._backends else self._beside(group)
 
-    def _beside(self, group: Any) -> Any:
+    def _beside(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
         """A gloo group of the same ranks and timeout."""
         with self.collective():
             backend = group._get_backend(torch.device(next(iter(self._backends))))
             timeout = getattr(getattr(backend, "options", None), "_timeout", None)  # torch has no public way to ask
-            return dist.new_group(list(self.members), timeout, "gloo", use_local_synchronization=True)
+            made = dist.new_group(list(self.members), timeout, "gloo", use_local_synchronization=True)
+            return cast("dist.ProcessGroup", made)  # of which this rank is a member
 
     @property
     def size(self) -> int:
@@ -99,8 +98,8 @@ class RankGroup:
         """The sum over all ranks, on all ranks."""
         return self._reduced([value], dist.ReduceOp.SUM)[0]
 
-    def _reduced(self, values: Sequence[int], by: Any) -> list[int]:
-        tensor = torch.tensor(values, dtype=_INT)
+    def _reduced(self, values: Sequence[int], by: dist.ReduceOp.RedOpType) -> list[int]:
+        tensor = torch.tensor(values, dtype=torch.int64)
         if len(values):
             with self.collective():
                 dist.all_reduce(tensor, by, self._control)
@@ -122,18 +121,15 @@ class RankGroup:
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            first_line = str(error).strip().partition("\n")[0][:200]
             raise RankLostError(
                 f"a rank of this learner has failed, left, or not answered within the timeout of its process group "
                 f"(ranks {', '.join(map(str, self.members))} of the job; this is rank {self.members[self.rank]}): look "
                 "for the first error among them, then start all of them again, together; the other learners go on "
-                f"({_first_line(error)})"
+                f"({first_line})"
             ) from error
 
 
-def _backends(group: Any) -> dict[str, str]:
+def _backends(group: dist.ProcessGroup) -> dict[str, str]:
     """Device type to backend, as ``{"cpu": "gloo", "cuda": "nccl"}``."""
     return dict(item.split(":") for item in dist.get_backend_config(group).split(","))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:200]

@@ -152,12 +152,13 @@ def _from_document(document: Any) -> Layout:
     return Layout(tuple(fragments))
 
 
-def _tensor(name: Any, shape: Any) -> Tensor:
-    is_shape = isinstance(shape, list) and len(shape) <= _MAX_DIMS and all(type(d) is int and d >= 1 for d in shape)
+def _tensor(name: object, shape: object) -> Tensor:
+    dims = shape if isinstance(shape, list) else [0]
+    is_shape = len(dims) <= _MAX_DIMS and all(type(d) is int and d >= 1 for d in dims)
     if not isinstance(name, str) or not is_shape:
         raise ValueError(f"tensor {name!r} of shape {shape!r}")
     name.encode()  # half of a surrogate pair is no text: a ValueError
-    return Tensor(name, tuple(shape))
+    return Tensor(name, tuple(dims))
 
 
 def _short(error: Exception) -> str:

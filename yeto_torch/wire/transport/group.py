@@ -49,19 +49,12 @@ def _is_short(message: Message) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Why a group ended.
-
-    Attributes:
-        reason: one sentence, always there.
-        violation: what the peer did wrong, if that ended it.
-        peer_error: the text of an ERROR frame on the control stream, if that ended it.
-        error: what a socket said, if losing it ended it.
-    """
+    """Why a group ended: one sentence, and what ended it if that was one of these."""
 
     reason: str
-    violation: PeerError | None = None
-    peer_error: str | None = None
-    error: OSError | None = None
+    violation: PeerError | None = None  # what the peer did wrong
+    peer_error: str | None = None  # the text of an ERROR frame on the control stream
+    error: OSError | None = None  # what a lost socket said
 
 
 class _SharedSlices:
