@@ -4,7 +4,7 @@ Decides: how much of a file's identity is proven. A V3 file names its layout, so
 V1 and V2 do not, so their sizes are compared and the output says that nothing more is known.
 Must not know: sessions, torch.
 
-Source: v4 §Checkpoints; rulings §7.
+Source: v4 §Checkpoints (V1 and V2 can be read and exported); rulings §7.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Decides: the names, shapes and order of tensors in that file. Written here and n
 that one neither streams nor survives a crash: the file is a u64 header length, a JSON header and the tensors.
 Must not know: where parameters come from, merging, sessions.
 
-Source: v4 §Final cut; rulings §7
+Source: v4 §Final cut (the final-state file, f32, before terminal delivery); rulings §7.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ the pool's children, and the round is done when the last one is back. Other roun
 
 Once the pool is poisoned every call raises StateError with its one message, so that nothing is published any more.
 
-Source: v4 §Merging, v4 §SVD pool (drained before a checkpoint; a poisoned worker prevents it); rulings §4, §8.
+Source: v4 §Merging (signed outer gradients in, one out),
+v4 §SVD pool (drained before a checkpoint; a poisoned worker prevents it); rulings §4, §8.
 """
 
 from __future__ import annotations

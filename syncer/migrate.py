@@ -4,7 +4,7 @@ Decides: nothing. Whoever runs it vouches for what the old file does not record:
 contract and, for V1, the iso backend. Each value must be given; one that contradicts the file is refused.
 Must not know: any default for those values.
 
-Source: v4 §Checkpoints; rulings §7.
+Source: v4 §Checkpoints (an old one becomes V3 with values that are given, never guessed); rulings §7.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Decides only what no honest peer would send. It must not know rounds, sockets or other groups. A reader whose group has
 too many unhandled events waits, and with it that peer's socket: this is what bounds the inbox.
 
-Source: v4 §Versions and admission (the learner id in PUSH and HEARTBEAT must match the group's), v4 §Deltas and
-staleness (negated exactly once, at decode), v4 §Frames (bounds); rulings §3.2, §3.3, §6.6.
+Source: v4 §Versions and admission (the learner id in PUSH and HEARTBEAT must match the group's),
+v4 §Deltas and staleness (negated exactly once, at decode), v4 §Frames (bounds); rulings §3.2, §3.3, §6.6.
 """
 
 from __future__ import annotations

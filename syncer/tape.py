@@ -8,7 +8,7 @@ A run resumes from a checkpoint that may be older than its last commits, and the
 ``event: start`` line therefore carries the ``step`` it starts from, and merge lines before it of a higher step
 are void.
 
-Source: v4 §Event tape; rulings §7.
+Source: v4 §Event tape (every merge appends a line); rulings §7.
 """
 
 from __future__ import annotations

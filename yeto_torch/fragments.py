@@ -10,7 +10,7 @@ Rules, in the order they are applied:
 * Averaged tensors (embeddings, heads, what ``average`` matches, under iso all that is not a matrix) form fragment 0.
 * The rest, sorted by (-numel, name), is spread over the remaining fragments by size, or by layer under ``strided``.
 
-Source: docs/model.md; v4 §Layout and fingerprint; rulings §2.5.
+Source: docs/model.md; v4 §Layout and fingerprint (which parameter lies where); rulings §2.5.
 """
 
 from __future__ import annotations

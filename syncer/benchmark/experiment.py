@@ -15,7 +15,7 @@ from what it left behind (``verdict``).
 
 A learner's turn to end comes once the consolidation has frozen its final membership.
 
-Source: v4 §Budget.
+Source: v4 §Budget (two processes on one endpoint, F ordinary rounds from the cut-off checkpoint).
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ Decides what must hold once both processes have ended, and says every deviation 
 
 Must not know files, processes, clocks.
 
-Source: v4 §Budget, v4 §Versions and admission, v4 §Event tape; rulings §7
+Source: v4 §Budget (every learner in each of the F rounds, shown by the tape),
+v4 §Versions and admission (ids 0 to M-1), v4 §Event tape; rulings §7.
 
 * pure
 """

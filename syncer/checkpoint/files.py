@@ -10,7 +10,7 @@ lock when the process dies, on whatever host or in whatever container it ran. A 
 belongs to nobody. A writer whose file was swept between its creation and its lock finds it without a name, and takes
 another; where the file system knows no locks, nothing is swept.
 
-Source: v4 §Checkpoints, v4 §Final cut; rulings §7
+Source: v4 §Checkpoints (an atomic write; the marker only after the terminal one); rulings §7.
 """
 
 from __future__ import annotations

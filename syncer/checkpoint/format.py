@@ -13,7 +13,7 @@ Must not know: paths, file objects, torch, what a resuming run wants (``resume.p
 Little-endian, nothing padded. Tensors are written from and read into their own memory, never through a copy:
 whatever the size of the model, a write needs no further memory and a read a quarter of one piece.
 
-Source: v4 §Checkpoints; rulings §7
+Source: v4 §Checkpoints (V1, V2, V3 and their prefixes); rulings §7.
 
 * pure
 """

@@ -9,7 +9,8 @@ Must not know: paths, tensors, sockets, who acts on the answer.
     V2   | same backend, step <= total_steps       | sizes; one tensor a fragment; contract = fingerprint
     V3   | same backend, step <= total_steps       | fingerprint; sizes; contract, or without one = fingerprint
 
-Source: v4 §Checkpoints; rulings §7
+Source: v4 §Checkpoints (backend and fingerprint are compared before anything is installed; V1 never resumes, V2 only
+with one tensor per fragment); rulings §7.
 
 * pure
 """

@@ -5,7 +5,7 @@ one brings the layout, and with it ``lifecycle.Lifecycle``, which decides everyt
 
 It must not know sockets, tensors, files or clocks: gradients are opaque, time is an argument, work is an Effect.
 
-Source: v4 §Versions and admission, v4 §Scheduler.
+Source: v4 §Versions and admission (the first accepted HELLO fixes the session), v4 §Scheduler (one sequential actor).
 """
 
 from __future__ import annotations

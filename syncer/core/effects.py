@@ -4,8 +4,9 @@ The order is the contract: the effects of one commit are Commit, Record, SaveChe
 under ``checkpoint.every=1`` nothing becomes visible before it is durable; the end of a run is WriteFinal, SendCut...,
 and later WriteMarker before any SendShutdown. An effect that fails stops the run; the ones behind it are not done.
 
-Source: v4 §Scheduler, v4 §Checkpoints (durable before its broadcast is visible), v4 §Final cut (checkpoint, final
-state, every FINAL_FRAGMENT, then the manifest); rulings §6.7, §6.10.
+Source: v4 §Scheduler (commit and broadcast of one completion are not mixed with another's),
+v4 §Checkpoints (durable before its broadcast is visible),
+v4 §Final cut (checkpoint, final state, every FINAL_FRAGMENT, then the manifest); rulings §6.7, §6.10.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every event reaches ``Coordinator.handle(event, now)`` with the moment it arrived, in arrival order. Tensors are opaque
 handles here: the core passes them from a push to a merge and never looks inside.
 
-Source: v4 §Messages, v4 §Rounds (members are learner and generation).
+Source: v4 §Messages (what a learner says, decoded), v4 §Rounds (members are learner and generation).
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ rejections. Who is a member, when training starts and how it ends is ``lifecycle
     settle   K answers -> grace window, or closed; K out of reach or the deadline -> expired
     merged   every round that is ready and next in order: Commit, Record, SaveCheckpoint (if due), Broadcast
 
-Source: v4 §Rounds, v4 §Quorum and grace (below K all partial responses are discarded), v4 §Scheduler, v4 §Checkpoints
-(durable before its broadcast); rulings §6.2, §6.5, §6.7, §6.13.
+Source: v4 §Rounds (members captured at launch), v4 §Quorum and grace (below K all partial responses are discarded),
+v4 §Scheduler (state changes only at the next step in order), v4 §Checkpoints (durable before its broadcast);
+rulings §6.2, §6.5, §6.7, §6.13.
 """
 
 from __future__ import annotations

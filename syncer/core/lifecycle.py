@@ -12,7 +12,10 @@ so an answer that came in time is never made late by work that came before it.
 
 It must not know sockets, tensors, files or clocks: gradients are opaque, time is an argument, work is an Effect.
 
-Source: v4 §Scheduler, v4 §Generations, v4 §Budget, v4 §Final cut; rulings §6.1, §6.9, §6.10, §6.12, §6.14.
+Source: v4 §Scheduler, v4 §Generations (every initialised fragment to a new generation: ``_greet``),
+v4 §Budget (the first report closes issuance; a resumed syncer broadcasts its checkpoint state: ``_start``, ``_greet``),
+v4 §Final cut (ids of the live groups are frozen after the last commit: ``_freeze``); rulings §6.1, §6.9, §6.10, §6.12,
+§6.14.
 """
 
 from __future__ import annotations

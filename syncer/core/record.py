@@ -2,7 +2,7 @@
 
 The actor adds what only it can measure: gnorm, ms, sync_ms and the time. docs/tape.md lists the keys.
 
-Source: v4 §Event tape; rulings §7.
+Source: v4 §Event tape (frozen members, responders, staleness, weights, timings); rulings §7.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ rounds are in flight.
 
 A *rejection* is a value: late, duplicate, wrong-generation and future-base answers are ordinary.
 
-Source: v4 §Rounds (members captured at launch, K frozen, only that exact generation may answer), v4 §Quorum and grace,
+Source: v4 §Rounds (members captured at launch, K frozen, only that exact generation may answer),
+v4 §Quorum and grace (no merge below K; the attempt's number keeps late answers out),
 v4 §Deltas and staleness (a future base version is invalid); rulings §6.4, §6.5, §6.6.
 """
 

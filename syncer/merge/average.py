@@ -1,6 +1,6 @@
 """Merge mode avg: the weighted mean of signed outer gradients.
 
-Source: v4 §Merging; rulings §4
+Source: v4 §Merging (the weighted mean); rulings §4.
 """
 
 from __future__ import annotations

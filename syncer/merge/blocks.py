@@ -9,7 +9,7 @@ Decides how large a block is and how a sum is accumulated. Knows nothing of lear
 * A product and the sum it enters are two operations. ``add(..., alpha=)`` fuses them on processors with FMA and on
   GPUs, rounding once instead of twice: other bits than the law's formulas in f32 give, and other bits per machine.
 
-Source: v4 §Merging; rulings §4
+Source: v4 §Merging (the order of sums fixes the bits); rulings §4.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The momentum is a sum: under a steady direction it is 1 / (1 - mu) gradients lon
 any before it has the confidence 1 / 31. ``normalized_share`` weighs the gradient against (1 - mu) b instead, the
 momentum as a mean: 1 / 4 at every mu. Direction, angle and everything else stay as they are.
 
-Source: v4 §Merging; rulings §4; the normalised one is ours
+Source: v4 §Merging (each answer against the momentum); rulings §4; the normalised one is ours
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """From a learner's bytes to a signed outer gradient: decoded and negated, once, here and nowhere else.
 
-A learner sends ``local - anchor``; every formula of the merge wants ``anchor - local``.
+A learner sends ``local - anchor``; every formula of the merge wants ``anchor - local``. No learner's parameter is ever
+rebuilt, here or behind: no delta is added to the syncer's present state.
 
-Source: v4 §Deltas and staleness; rulings §3.3
+Source: v4 §Deltas and staleness (negated exactly once; no learner's parameter is ever rebuilt here); rulings §3.3.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 on moves equally far. The decomposition is a callable, so that another backend (a pool of child processes, in f32) can
 stand in for the one here.
 
-Source: v4 §Merging, v4 §SVD pool; rulings §4
+Source: v4 §Merging (the mean matrix with a flat spectrum), v4 §SVD pool (the same in a child); rulings §4.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Members are ordered by (learner id, generation), and that order fixes the bits. ``Corrected`` is the other kind.
 
-Source: v4 §Merging; rulings §4
+Source: v4 §Merging (formulas take signed outer gradients); rulings §4.
 """
 
 from __future__ import annotations

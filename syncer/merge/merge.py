@@ -3,7 +3,7 @@
 Decides which formula a tensor gets. Knows nothing of rounds, learners' names or the outer step: it takes gradients in
 the order of their members, and that order fixes the bits.
 
-Source: v4 §Merging; rulings §4
+Source: v4 §Merging (avg, rda, iso; the correction before each); rulings §4.
 """
 
 from __future__ import annotations

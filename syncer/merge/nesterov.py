@@ -8,7 +8,7 @@ still be a broadcast that every learner takes. No other run ever comes near it.
 Every product and every sum is rounded by itself (see ``blocks``): the bits are then the same on every processor, and
 those of ``torch.optim.SGD(nesterov=True)`` wherever that does not fuse them.
 
-Source: v4 §Outer step; rulings §4
+Source: v4 §Outer step (f32 Nesterov); rulings §4.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A plain mean of gradients that disagree is short; rda keeps the weighted mean of their norms and gives it the
 weighted mean of their directions.
 
-Source: v4 §Merging; rulings §4
+Source: v4 §Merging (radii and directions averaged apart, per tensor); rulings §4.
 """
 
 from __future__ import annotations

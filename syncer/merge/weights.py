@@ -1,6 +1,6 @@
 """How much a learner's answer counts.
 
-Source: v4 §Merging; rulings §4
+Source: v4 §Merging (tokens² / steps); rulings §4.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ pipe into their tensor's memory.
 
 Standard library only: whatever speaks it need not load torch.
 
-Source: v4 §SVD pool; rulings §8.
+Source: v4 §SVD pool (what goes to a child and back); rulings §8.
 """
 
 from __future__ import annotations

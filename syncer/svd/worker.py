@@ -4,7 +4,7 @@ Reads matrices from stdin, makes their spectrum flat on its device, writes them 
 stdin. It decides nothing and keeps nothing between requests. It must not load Hydra, and torch only once it is sure
 not to outlive its parent: asking the kernel for that comes first.
 
-Source: v4 §SVD pool; rulings §8.
+Source: v4 §SVD pool (the child's side); rulings §8.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The end of a run under faults: who must acknowledge what, on which connection, and what a missing word means.
 
-Source: protocol v4, final membership; rulings on finalization and on the learner's last wait.
+Source: v4 §Final cut (membership); rulings §5.10, §6.10.
 """
 
 import struct

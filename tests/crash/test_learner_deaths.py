@@ -1,6 +1,6 @@
 """Learner processes die in the middle of a message, or fall asleep: the others go on, and whoever is back catches up.
 
-Source: protocol v4, connection groups and final membership; rulings on stalled and silent peers.
+Source: v4 §Generations, v4 §Final cut (membership); rulings §6.8.
 """
 
 import itertools

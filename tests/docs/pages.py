@@ -1,14 +1,16 @@
-"""The Markdown of the repository as data: fenced blocks, the commands in them, headings and links.
+"""The Markdown of the repository as data: fenced blocks, the commands in them, headings, links, and names in the code.
 
 A block whose info string holds the word ``fragment`` cannot run as it stands. ``--8<-- "path"`` on a page of the site
 stands for that file (``docs/hooks/include.py``).
 """
 
+import ast
 import re
 import shlex
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -16,6 +18,7 @@ FOLDERS = ("docs", "yeto_torch", "syncer", "benchmarks", "experiments", "example
 _BLOCK = re.compile(r"^( *)```(.*)\n((?:.*\n)*?)\1```$", re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6} (.+?) *$", re.MULTILINE)
 _LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
+_REFERENCE = re.compile(r"`((?:yeto_torch|syncer|tests|conf|docs)/[\w./]*)(?:::(\w+(?:\.\w+)?))?`")
 _INCLUDE = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)
 
 
@@ -99,3 +102,43 @@ def anchors(page: str) -> set[str]:
         earlier = sum(name == other for other in names)
         names += [name] if not earlier else [f"{name}-{earlier}"]
     return set(names)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a page names: a file or folder of ours, or as ``path::name`` what one defines, a name or Class.name."""
+
+    path: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.path}::{self.name}" if self.name else self.path
+
+    @property
+    def is_there(self) -> bool:
+        return (ROOT / self.path).exists() and (not self.name or self.name in _defined(self.path))
+
+
+def named(text: str) -> set[Reference]:
+    """What ``text`` names."""
+    return {Reference(path, name) for path, name in _REFERENCE.findall(text)}
+
+
+@cache
+def _defined(path: str) -> set[str]:
+    """Functions, classes and values of a module, and those of its classes."""
+
+    def names(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
+        for part in body:
+            match part:
+                case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                    yield prefix + name
+                case ast.ClassDef(name, body=inner):
+                    yield prefix + name
+                    yield from names(inner, f"{prefix}{name}.")
+                case ast.Assign(targets=targets):
+                    yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
+                case ast.AnnAssign(target=ast.Name(name)):
+                    yield prefix + name
+
+    return set(names(ast.parse((ROOT / path).read_text(encoding="utf-8")).body))

@@ -1,20 +1,13 @@
-"""The walks through the house name files, functions and tests: all of them are there."""
-
-import re
+"""The pages that lead through the code name files, functions and tests: all of them are there."""
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, named
 
-TOPS = ("yeto_torch/", "syncer/", "tests/", "conf/", "docs/")
-TEXT = "".join((ROOT / page).read_text(encoding="utf-8") for page in ("CONTRIBUTING.md", "docs/contributing.md"))
-NAMED = sorted({name for name in re.findall(r"`([\w./]+(?:::\w+)?)`", TEXT) if name.startswith(TOPS)})
+PAGES = ("CONTRIBUTING.md", "docs/contributing.md", "docs/how-it-works.md", "docs/protocol.md")
+NAMED = sorted({reference for page in PAGES for reference in named((ROOT / page).read_text(encoding="utf-8"))}, key=str)
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_what_is_named_is_there(named):
-    path, _, name = named.partition("::")
-    assert (ROOT / path).exists()
-    if name:
-        source = (ROOT / path).read_text(encoding="utf-8")
-        assert re.search(rf"^(def|class) {name}\b|^{name}\b.* = ", source, re.MULTILINE)
+@pytest.mark.parametrize("reference", NAMED, ids=str)
+def test_what_is_named_is_there(reference):
+    assert reference.is_there, f"{reference} is not there: the page that names it must follow the code"

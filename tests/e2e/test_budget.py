@@ -1,6 +1,6 @@
 """The learner budget over real sockets: what closes a cut-off process, what voids it, what the second process does.
 
-Source: protocol v4, the learner-budget benchmark; rulings on the syncer (exceptions) and on the learner (budget).
+Source: v4 §Budget; rulings §5.13, §6.9.
 """
 
 import os

@@ -1,7 +1,7 @@
 """How a run ends as its learners and its files see it: the frozen cut, the marker, a restart at the last step, signals,
 a disk that refuses, a lost SVD child.
 
-Source: protocol v4, final cut and membership; rulings on finalization, resuming, signals and the pool.
+Source: v4 §Final cut; rulings §6.10, §6.11, §6.12, §8.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Real learners in one fleet: odd models, lost connections, slow links, clean goodbyes.
 
-Source: yeto_torch/wire/README.md; protocol v4, connection groups; rulings on redial and liveness.
+Source: yeto_torch/wire/README.md; v4 §Generations; rulings §5.9, §6.8.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """What a learner makes of a run, seen from outside: its own weights after every step, and the bytes on the wire.
 
-Source: protocol v4, learner deltas and adoption; rulings on the step boundary and counters.
+Source: v4 §Deltas and staleness, v4 §Anchors; rulings §5.1, §5.4.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Peers that say nothing or read nothing: closed in time, and at nobody else's expense.
 
-Source: rulings on first frames, slow peers and liveness.
+Source: rulings §1.4, §6.8.
 """
 
 import socket

@@ -4,7 +4,7 @@ Scripted learners push random deltas, fresh and stale, through a real syncer; a 
 anew. The layout holds all three merge modes and is made to hurt: 22 tensors in one fragment, sizes that end within a
 block of q4 and, in one session, a fragment larger than a chunk.
 
-Source: protocol v4, merging, the outer step, wire dtypes; rulings on merge mathematics.
+Source: v4 §Merging, v4 §Outer step, v4 §Q4; rulings §4.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """A syncer that died is started again: the same state, the same run, and no endless wait for who does not return.
 
-Source: protocol v4, checkpoints; rulings on resuming.
+Source: v4 §Checkpoints; rulings §6.1, §6.11.
 """
 
 import signal

@@ -1,6 +1,6 @@
 """Rounds as scripted learners see them, over real sockets: who counts, who is waited for, and for how long.
 
-Source: protocol v4, round membership, quorum, attempts; rulings on the syncer.
+Source: v4 §Rounds, v4 §Quorum and grace (attempts); rulings §6.
 """
 
 import socket

@@ -1,6 +1,6 @@
 """Who may enter, over real processes and real sockets: TLS, keys, profiles, contracts, replays, and outliers.
 
-Source: docs/quickstart.md, "Over the internet"; SECURITY.md; rulings on HELLO and identities.
+Source: docs/quickstart.md, "Over the internet"; SECURITY.md; rulings §2.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What goes wrong before a run begins, as a user sees it: one clear line, the right exit code, nothing left behind.
 
-Source: docs/syncer.md, exit codes and configuration; rulings on dialling and on refusals.
+Source: docs/syncer.md, exit codes and configuration; rulings §2.8, §5.14.
 """
 
 import re

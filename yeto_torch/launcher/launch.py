@@ -1,6 +1,8 @@
 """What a local fleet is started with: commands and environments of its children, from one description.
 
 Decides what the launcher sets and what the user may override. It starts nothing.
+
+Source: v4 §Checkpoints (the launcher enables the final marker).
 """
 
 from __future__ import annotations

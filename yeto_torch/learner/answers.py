@@ -3,7 +3,7 @@
 Decides what happens to parameters that went bad when their progress is asked for. It must not know sockets; what is
 sent goes to ``link``, what is written through ``exchange``.
 
-Source: v4 §Deltas and staleness; rulings §5.7.
+Source: v4 §Deltas and staleness (only the progress since the anchor); rulings §5.7.
 """
 
 from __future__ import annotations

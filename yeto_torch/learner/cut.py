@@ -12,7 +12,8 @@ version neither completes nor contradicts the cut, which is always f32 and has a
 
 * pure
 
-Source: v4 §Final cut, v4 §Generations; rulings §5.10.
+Source: v4 §Final cut (a cache apart from BCAST; manifest and exact versions, then the ACK; SHUTDOWN not before),
+v4 §Generations (each begins anew); rulings §5.10.
 """
 
 from __future__ import annotations

@@ -11,7 +11,10 @@ Everything is validated before the first parameter is touched: a bad fragment is
 Of a sharded parameter (``shards``) whole values are read, by all its ranks together and one tensor after the other, and
 each rank writes its own shard: whole values of one fragment exist at a time, and only in passing.
 
-Source: v4 §Deltas and staleness, v4 §Anchors, v4 §Final cut; rulings §3.1 to §3.3, §5.2, §5.3, §5.7, §5.10.
+Source: v4 §Deltas and staleness (``delta``: under staleness it still is only the progress since that anchor),
+v4 §Anchors (blending: ``adopt``),
+v4 §Final cut (overwritten without blending, rounded to the parameter's dtype: ``install``); rulings §3.1 to §3.3, §5.2,
+§5.3, §5.7, §5.10.
 """
 
 from __future__ import annotations
@@ -79,6 +82,8 @@ class Exchange:
 
     def delta(self, fragment: int, anchor: Buffer, dtype: WireDType = WireDType.F32) -> Tensor:
         """Local minus anchor: a [numel] tensor of its own, on the parameters' device if they share one.
+
+        Under staleness it still is only the progress since that anchor.
 
         Args:
             fragment, anchor: which, and its last broadcast.

@@ -8,7 +8,8 @@ Decides nothing that the session decides: it takes the session's effects and doe
 
 Between syncs a step costs two additions and one look at a flag.
 
-Source: v4 §Anchors, v4 §Budget, v4 §Final cut; rulings §5.1, §5.7, §5.8, §5.10 to §5.13.
+Source: v4 §Anchors (adopted at a boundary), v4 §Budget (no step behind the report),
+v4 §Final cut (installed, then acknowledged); rulings §5.1, §5.7, §5.8, §5.10 to §5.13.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ is adopted or answered, and it never touches a parameter.
     link thread     | connect -> serve until the group is lost -> pause -> connect ...
                     | serve: acknowledgement, budget report, INIT, pushes as the group takes them, heartbeat
 
-Source: v4 §Streams and chunks, v4 §Generations; rulings §5.6, §5.8, §5.9, §5.14.
+Source: v4 §Streams and chunks (DATA_HELLO on each further socket), v4 §Generations (each redial is a fresh one);
+rulings §5.6, §5.8, §5.9, §5.14.
 """
 
 from __future__ import annotations

@@ -27,7 +27,11 @@ reset by nothing else. Memory is bounded: at most one queued broadcast, one pull
 
 * pure
 
-Source: v4 §Anchors, v4 §Deltas and staleness, v4 §Final cut, v4 §Budget; rulings §5.1 to §5.5, §5.10, §5.11.
+Source: v4 §Anchors (raw bytes before blending; a pull waits for its first anchor; versions only rise),
+v4 §Deltas and staleness (the base version is the adopted anchor's),
+v4 §Final cut (installed before it is acknowledged),
+v4 §Budget (frozen: broadcasts move anchors only; answers carry budget and exact total); rulings §5.1 to §5.5, §5.10,
+§5.11.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ everything is f32 on the parameters' device. This file must not know sessions, l
     round t   fragment (t - 1) mod F, at the first step boundary at or behind t * H / F steps
     finish    one more round for every fragment that has steps, so that nothing learnt is lost
 
-Source: v4 §Deltas and staleness, v4 §Merging, v4 §Outer step; Zhang et al., "Lookahead Optimizer" (2019);
-Douillard et al., "DiLoCo" (2023).
+Source: v4 §Deltas and staleness, v4 §Merging, v4 §Outer step (all in process); Zhang et al.,
+"Lookahead Optimizer" (2019); Douillard et al., "DiLoCo" (2023).
 """
 
 from __future__ import annotations

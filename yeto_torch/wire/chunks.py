@@ -8,7 +8,7 @@ behind the transport's lock, reserving before they receive and committing after.
     violations: total < 13 or over the limit; total changed; end past total; any overlap with what is received or
     reserved; too many partial messages, reserved bytes (both are congestion) or disjoint ranges
 
-Source: v4 §Streams and chunks; rulings §1.6, rulings §1.7
+Source: v4 §Streams and chunks (4 MiB slices of whole inner frames); rulings §1.6, §1.7.
 
 * pure
 """

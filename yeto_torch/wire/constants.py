@@ -1,6 +1,6 @@
 """Numbers of wire protocol v4 that both peers share.
 
-Source: v4 §Frames, v4 §Messages; the limits stand in docs/limits.md
+Source: v4 §Frames (magic, 4 MiB), v4 §Messages (numbers of types and dtypes); the limits stand in docs/limits.md.
 
 * pure
 """

@@ -12,7 +12,7 @@ know sockets; the shell does ``n = sock.recv_into(reader.buffer())`` and ``reade
 
 Any PeerError is final: the reader must not be used again.
 
-Source: v4 §Frames; rulings §1.1
+Source: v4 §Frames (type and length are judged before anything is allocated); rulings §1.1.
 
 * pure
 """

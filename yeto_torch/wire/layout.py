@@ -3,7 +3,7 @@
 ``WireLayout`` is what HELLO carries and all that the syncer needs to size, decode and merge. It has no names in it:
 those are the learner's, in ``model_layout``.
 
-Source: v4 §Layout and fingerprint; rulings §2.2, rulings §2.5; version law: rulings §7
+Source: v4 §Layout and fingerprint (the numeric layout, which drives decoding); rulings §2.2; version law: rulings §7.
 
 * pure
 """

@@ -3,7 +3,7 @@
 Asked by the frame reader before it allocates anything. Decides lengths and directions only; whether the named
 fragment has exactly that length is checked after parsing (``exact_data_bytes``).
 
-Source: v4 §Frames; rulings §1.2, rulings §1.5, rulings §1.7
+Source: v4 §Frames (limits follow from the negotiated layout and dtype); rulings §1.2, §1.5, §1.7.
 
 * pure
 """

@@ -1,6 +1,6 @@
 """The file that says a run is complete: its bytes, and the step they name. Whoever reads or writes it opens it.
 
-Source: v4 §Final cut; rulings §7
+Source: v4 §Checkpoints (the marker); rulings §7.
 
 * pure
 """

@@ -6,7 +6,7 @@ not know how long a payload may be in this session (``limits``), nor how it was 
 Tensor bytes are never copied here: ``encode`` returns the head and the caller's buffer as separate parts, and
 ``decode`` returns views into the received payload.
 
-Source: v4 §Messages; rulings §1.2, rulings §2.1, rulings §2.2, rulings §2.9
+Source: v4 §Messages (all fourteen; revision 1 of the final ones); rulings §1.2, §2.1, §2.2, §2.9.
 
 * pure
 """
@@ -179,7 +179,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class FinalManifest:
-    """Which step ended the run and the exact version of every fragment in the cut."""
+    """Which step ended the run and the exact version of every fragment in the cut: v4's "expected versions"."""
 
     TYPE: ClassVar = MessageType.FINAL_MANIFEST
     step: int

@@ -4,7 +4,7 @@
 but other tensors apart. What of it travels is ``layout.WireLayout``. The file is the one that the wire's room opens:
 learners write it, and the syncer reads names and shapes from it.
 
-Source: v4 §Layout and fingerprint; rulings §2.6
+Source: v4 §Layout and fingerprint (names, order and full shapes are hashed); rulings §2.5, §2.6.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ a plain configuration keeps the hash every other v4 peer computes. The block's k
     schedule.loss_after_s     seconds
     schedule.start_grace_s    seconds
 
-Source: v4 §Contract and profile; rulings §2.7 (the record and its extension block).
+Source: v4 §Contract and profile (the identity of the configuration, without port and output paths);
+rulings §2.7 (the record and its extension block).
 
 * pure
 """

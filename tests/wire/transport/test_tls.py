@@ -1,6 +1,6 @@
 """TLS over real sockets: who is trusted, what a failed handshake says, and that bytes pass as they do without it.
 
-Source: rulings on HELLO, optional TLS; docs/quickstart.md, "Over the internet".
+Source: rulings §2.9; docs/quickstart.md, "Over the internet".
 """
 
 import random

@@ -1,6 +1,6 @@
 """Which values may be sent, or computed with: bounded ones, which are finite and at most 2^100 in magnitude.
 
-Source: rulings §3.2
+Source: rulings §3.2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 bf16 is the upper half of an f32. Beside each compiled loop stands what torch does without it, to the same bits.
 
-Source: v4 §Messages; rulings §3.1, rulings §3.2
+Source: v4 §Messages (tensors are contiguous bytes in the session dtype); rulings §3.1, §3.2.
 """
 
 from __future__ import annotations

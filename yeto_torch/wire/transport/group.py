@@ -11,7 +11,7 @@ It carries messages between the callbacks of its owner and the sockets, and turn
 
 Any violation, any lost socket, any failing callback ends the whole group.
 
-Source: v4 §Streams and chunks; rulings §1.1, rulings §1.8, rulings §1.10
+Source: v4 §Streams and chunks (1 + S sockets of one generation); rulings §1.1, §1.8, §1.10.
 """
 
 from __future__ import annotations

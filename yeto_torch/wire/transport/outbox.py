@@ -15,7 +15,7 @@ Bounded by construction: a queued message has a key, its type and fragment, and 
 place in the queue. Slicing late keeps a message replaceable up to the last moment. Messages that are sliced but
 not sent are limited in number and bytes.
 
-Source: v4 §Streams and chunks; rulings §1.6, rulings §1.8
+Source: v4 §Streams and chunks (control on stream 0, slices round-robin over data streams); rulings §1.6, §1.8.
 
 * pure
 """
