@@ -63,9 +63,9 @@ def fleet_of(trace: Trace, up: float | None) -> SimulatedFleet:
 def _steps(trace: Trace, up: float | None) -> tuple[float, float]:
     """Local steps merged and made, of all learners, while a machine works ``up`` steps on average; None = for ever."""
     fleet = fleet_of(trace, up)
-    fleet.run(WARM_UP * STEP_S)
+    fleet.agenda.run(WARM_UP * STEP_S)
     before = fleet.tally()
-    fleet.run((WARM_UP + trace.steps) * STEP_S)
+    fleet.agenda.run((WARM_UP + trace.steps) * STEP_S)
     after = fleet.tally()
     return (after.merged_steps - before.merged_steps) / len(fleet.layout), after.made_steps - before.made_steps
 

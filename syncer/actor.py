@@ -224,8 +224,8 @@ class Actor:
             case fx.SendCut():
                 self._send_cut(effect)
             case fx.WriteMarker(step):
-                assert self.policy.checkpoint.path is not None
-                write_marker(self.policy.checkpoint.path, step)
+                if (path := self.policy.checkpoint.path) is not None:
+                    write_marker(path, step)
             case fx.SendShutdown(member):
                 self.server.send(member, Shutdown())
             case fx.Say(text, warning):

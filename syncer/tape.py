@@ -18,11 +18,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO
 
+from syncer.core.record import Line
 from yeto_torch.wire.errors import LocalError, StateError
-
-Line: TypeAlias = dict[str, Any]  # one JSON object
 
 _LINE_LIMIT_BYTES = 64 * 1024 * 1024  # a longer "line" is another kind of file
 

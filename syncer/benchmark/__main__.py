@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from yeto_torch.wire.errors import RunError, StateError, YetoError
 
 if TYPE_CHECKING:
-    from syncer.benchmark.config import Plan
+    from syncer.benchmark.config import BenchmarkPlan
     from syncer.benchmark.files import Folder
     from syncer.benchmark.verdict import Arms, Check, Evidence
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     return run(plan)
 
 
-def run(plan: Plan) -> int:
+def run(plan: BenchmarkPlan) -> int:
     """Conduct the experiment of ``plan``, judge it, export the model, compare; returns the exit code."""
     from syncer.benchmark.experiment import Experiment, InterruptedExperimentError
     from syncer.benchmark.processes import LoggedChildren
@@ -96,7 +96,7 @@ def _checks(evidence: Evidence, folder: Folder) -> list[Check]:
     return checks
 
 
-def _check_packages(plan: Plan) -> None:
+def _check_packages(plan: BenchmarkPlan) -> None:
     """Raises RunError when the default learner cannot start."""
     missing = [name for name in ("sklearn", "torchvision") if importlib.util.find_spec(name) is None]
     if plan.command is None and missing:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from syncer.config import rules
-from syncer.config.keys import REQUIRED, SYNCER, Keys, SyncerConfig, key, validate
+from syncer.config.keys import REQUIRED, SYNCER, Keys, SyncerConfig, Values, key, validate
 from syncer.config.rules import Rule, wrong
 from yeto_torch.wire.constants import MAX_STREAMS, U32_MAX, U64_MAX
 
@@ -91,7 +91,7 @@ BENCHMARK = Keys(BenchmarkConfig, "benchmark")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchmarkPlan:
     """What to conduct.
 
     Attributes:
@@ -120,7 +120,7 @@ class Plan:
     syncer: Mapping[str, object]
 
 
-def make_plan(config: BenchmarkConfig, command: Sequence[str] | None) -> Plan:
+def make_plan(config: BenchmarkConfig, command: Sequence[str] | None) -> BenchmarkPlan:
     """Check every value, alone and together. Raises ValueError, one line: the key, the value, the legal range.
 
     Args:
@@ -130,14 +130,13 @@ def make_plan(config: BenchmarkConfig, command: Sequence[str] | None) -> Plan:
     _check_decided(values)
     validate(_syncer_config(config))
     _check_learner(values, command)
-    folder = _folder(values["run_dir"])
-    given = BENCHMARK.given(config)
-    return Plan(
+    folder, given = _folder(values["run_dir"]), BENCHMARK.given(config)
+    return BenchmarkPlan(
         learners=values["learners"],
         budget_steps=values["budget_steps"],
         folder=folder,
         command=None if command is None else tuple(command),
-        options={name: values[f"learner.{name}"] for name in (f.name for f in fields(DefaultLearnerConfig))},
+        options={entry.name: values[f"learner.{entry.name}"] for entry in fields(DefaultLearnerConfig)},
         baseline=values["baseline"],
         stop_grace_s=values["stop_grace_s"],
         host=values["listen.host"],
@@ -147,7 +146,7 @@ def make_plan(config: BenchmarkConfig, command: Sequence[str] | None) -> Plan:
     )
 
 
-def _secrets(values: Mapping[str, Any]) -> dict[str, str]:
+def _secrets(values: Values) -> dict[str, str]:
     """A certificate is its own authority unless the environment names another."""
     key, certificate = values["security.hmac_key_file"], values["security.tls_cert"]
     found = {} if key is None else {"YETO_HMAC_KEY_FILE": str(key.absolute())}
@@ -169,7 +168,7 @@ def _syncer_config(config: BenchmarkConfig) -> SyncerConfig:
     return SyncerConfig(**{item.name: copy.deepcopy(getattr(config, item.name)) for item in fields(SyncerConfig)})
 
 
-def _check_learner(values: Mapping[str, Any], command: Sequence[str] | None) -> None:
+def _check_learner(values: Values, command: Sequence[str] | None) -> None:
     if command is None:
         _check_default_learner(values)
         return
@@ -184,7 +183,7 @@ def _check_learner(values: Mapping[str, Any], command: Sequence[str] | None) -> 
         raise ValueError(f"-- {command[0]}: must be an existing script, or -m MODULE")
 
 
-def _check_default_learner(values: Mapping[str, Any]) -> None:
+def _check_default_learner(values: Values) -> None:
     if values["learner.split"] == "classes":
         if values["learner.task"] != "digits":
             raise wrong("learner.split", "classes", f"even for learner.task={values['learner.task']}")

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from syncer.benchmark.config import ENDLESS, Plan
+from syncer.benchmark.config import ENDLESS, BenchmarkPlan
 from syncer.benchmark.files import Folder
 from syncer.benchmark.processes import LoggedChild, LoggedChildren
 from syncer.benchmark.verdict import Arms, Evidence, Process, Saved
@@ -61,7 +61,7 @@ class Experiment:
         say: takes a line for the user.
     """
 
-    def __init__(self, plan: Plan, run_id: str, children: LoggedChildren, say: Say) -> None:
+    def __init__(self, plan: BenchmarkPlan, run_id: str, children: LoggedChildren, say: Say) -> None:
         self._plan, self._run_id, self._children, self._say = plan, run_id, children, say
         self.folder = Folder(plan.folder)
         self._port = plan.port or free_port(plan.host)
@@ -130,7 +130,7 @@ class Experiment:
                 f"cut-off process on {address}: {plan.learners} learners of {plan.budget_steps} local steps; "
                 f"logs in {plan.folder}"
             )
-            self._attend(lambda: syncer.code is not None)
+            self._attend(syncer, lambda: syncer.code is not None)
         while self._children.alive and self._take_event(0):
             continue  # who has ended up to now
         early = " before the cut-off checkpoint was written" if syncer.code else " between the two processes"
@@ -140,16 +140,12 @@ class Experiment:
     def _consolidation(self, cut: Saved) -> Process:
         last = cut.step + cut.fragments
         self._say(f"cut-off checkpoint at step C = {cut.step}; consolidation: rounds {cut.step + 1} to {last}")
-        keys = {
-            "total_steps": last,
-            "schedule.quorum": self._plan.learners,
-            "checkpoint.resume": True,
-            "checkpoint.mark_final": True,
-        }
+        keys = {"total_steps": last, "schedule.quorum": self._plan.learners}
+        keys |= {"checkpoint.resume": True, "checkpoint.mark_final": True}
         syncer = self._start_syncer("consolidation", keys)
-        self._attend(lambda: syncer.code is not None)
+        self._attend(syncer, lambda: syncer.code is not None)
         if syncer.code == 0:
-            self._attend(lambda: not self._children.alive)
+            self._attend(syncer, lambda: not self._children.alive)
         return self._ended(syncer)
 
     def _ended(self, syncer: LoggedChild) -> Process:
@@ -161,8 +157,11 @@ class Experiment:
 
     # ------------------------------------------------------------------------------------------ events
 
-    def _attend(self, done: Callable[[], bool]) -> None:
-        """Take events until ``done()``, or until going on makes no sense: then everything is stopped."""
+    def _attend(self, syncer: LoggedChild, done: Callable[[], bool]) -> None:
+        """Take events until ``done()``, or until going on makes no sense: then everything is stopped.
+
+        Meanwhile the user is told what the syncer says.
+        """
         told, tell_at = "", time.monotonic() + _TELL_EVERY_S
         while not done():
             now = time.monotonic()
@@ -171,7 +170,7 @@ class Experiment:
                 return
             if now >= tell_at:
                 tell_at = now + _TELL_EVERY_S
-                text = self._progress()
+                text = f"{syncer.name}: {_LOG_HEAD.sub('', syncer.last_line)}"
                 if text != told:
                     self._say(text)
                 told = text
@@ -199,10 +198,6 @@ class Experiment:
         if self._children.alive:
             self._stopping = True
             self._children.stop(self._plan.stop_grace_s)
-
-    def _progress(self) -> str:
-        assert self._syncer is not None
-        return f"{self._syncer.name}: {_LOG_HEAD.sub('', self._syncer.last_line)}"
 
     # ------------------------------------------------------------------------------------------ children
 

@@ -19,15 +19,16 @@ v4 §Versions and admission (ids 0 to M-1), v4 §Event tape; rulings §7.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from syncer.core.record import Line
 from yeto_torch.wire.errors import StateError
 from yeto_torch.wire.layout import version_at
 
 Ledger: TypeAlias = dict[int, tuple[int, int, int]]  # learner -> merges, steps, tokens
-Line: TypeAlias = Mapping[str, Any]  # of the tape
 Arms: TypeAlias = Mapping[str, Mapping[str, float]]  # the fleet's and the synchronous arm's results
 
 _MERGE_KEYS = ("step", "fragment", "quorum")
@@ -218,7 +219,9 @@ def _ledger(tape: tuple[Stretch, ...], cut: Saved, final: Saved) -> Check:
     deviations = []
     told: Ledger = {}
     for saved, name, parts in ((cut, "cut-off", tape[:1]), (final, "final", tape[1:])):
-        _count(told, [line for part in parts for line in part.merges])
+        for answer in (answer for part in parts for line in part.merges for answer in line["responders"]):
+            merges, steps, tokens = told.get(answer["id"], (0, 0, 0))
+            told[answer["id"]] = (merges + 1, steps + answer["c_steps"], tokens + answer["c_tokens"])
         for learner in sorted(told.keys() | saved.ledger.keys()):
             by_file, by_tape = saved.ledger.get(learner, (0, 0, 0)), told.get(learner, (0, 0, 0))
             if by_file != by_tape:
@@ -226,13 +229,6 @@ def _ledger(tape: tuple[Stretch, ...], cut: Saved, final: Saved) -> Check:
                     f"the {name} checkpoint counts {_counts(by_file)} of learner {learner}, the tape {_counts(by_tape)}"
                 )
     return Check("ledger", "as the tape tells" if not deviations else "not as the tape tells", tuple(deviations))
-
-
-def _count(told: Ledger, lines: Iterable[Line]) -> None:
-    for line in lines:
-        for answer in line["responders"]:
-            merges, steps, tokens = told.get(answer["id"], (0, 0, 0))
-            told[answer["id"]] = (merges + 1, steps + answer["c_steps"], tokens + answer["c_tokens"])
 
 
 def _counts(entry: tuple[int, int, int]) -> str:
@@ -262,9 +258,7 @@ def _tape(evidence: Evidence, first: Stretch, second: Stretch, cut: Saved) -> Ch
 def _sequence(lines: Iterable[Line], first: int, last: int) -> list[str]:
     """Are these exactly the rounds ``first`` to ``last``, once each and in order?"""
     steps = [line["step"] for line in lines]
-    counts: dict[int, int] = {}
-    for step in steps:
-        counts[step] = counts.get(step, 0) + 1
+    counts = Counter(steps)
     found = [f"round {step} is missing on the tape" for step in range(first, last + 1) if step not in counts]
     found += [f"round {step} is on the tape {n} times" for step, n in sorted(counts.items()) if n > 1]
     alien = [step for step in sorted(counts) if not first <= step <= last]

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]  # comes with OmegaConf, its stubs do not
 
-from syncer.config.keys import SYNCER, AnyKeys, Keys, SyncerConfig
+from syncer.config.keys import SYNCER, AnyKeys, Keys
 from syncer.config.rules import shown, wrong
 
 if TYPE_CHECKING:
@@ -35,10 +35,7 @@ S = TypeVar("S", bound="DataclassInstance")
 
 
 def compose(
-    overrides: list[str],
-    config_dir: str | None = None,
-    config_name: str | None = None,
-    keys: AnyKeys = SYNCER,
+    overrides: list[str], config_dir: str | None = None, config_name: str | None = None, keys: AnyKeys = SYNCER
 ) -> DictConfig:
     """The merged configuration, typed but neither complete nor validated. Raises ValueError, one line.
 
@@ -56,11 +53,6 @@ def compose(
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         given = {key.lstrip("+"): value for key, _, value in (override.partition("=") for override in overrides)}
         raise _explained(keys, error, given) from error
-
-
-def typed(config: DictConfig) -> SyncerConfig:
-    """The syncer's schema object; see ``typed_as``."""
-    return typed_as(SYNCER, config)
 
 
 def typed_as(keys: Keys[S], config: DictConfig) -> S:

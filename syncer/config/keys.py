@@ -20,24 +20,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from omegaconf import MISSING
 
+from syncer.config import policy as policies
 from syncer.config import rules
 from syncer.config.files import HMAC_KEY, check_files, check_tls, read_hmac_key
-from syncer.config.policy import (
-    CheckpointPolicy,
-    FinalPolicy,
-    IsoBackend,
-    IsoScale,
-    ListenPolicy,
-    MergePolicy,
-    OuterPolicy,
-    Progress,
-    Resuming,
-    SchedulePolicy,
-    SecurityPolicy,
-    SessionPolicy,
-    SvdPolicy,
-    SyncerPolicy,
-)
+from syncer.config.policy import IsoBackend, IsoScale, Progress, Resuming, SyncerPolicy
 from syncer.config.rules import Rule, shown, wrong
 from yeto_torch.wire.constants import U32_MAX, U64_MAX
 from yeto_torch.wire.profile import Correction, Guard, OnLoss, ProfileRecord, Spectrum, record_of
@@ -48,6 +34,9 @@ if TYPE_CHECKING:
 _LONGEST_S = 10**9  # 31 years; the waits of the standard library overflow at nine times that
 _LONGEST_MS = 10**9
 _NEUTRAL = {"checkpoint.resume": "false", "checkpoint.mark_final": False, "budget.learner_steps": None}
+Values: TypeAlias = dict[str, Any]
+"""Dotted key -> value as its rule gives it, of the type that the policy of the same name declares."""
+
 REQUIRED = MISSING  # the default of a key that has none
 S_co = TypeVar("S_co", bound="DataclassInstance", covariant=True)
 T = TypeVar("T")
@@ -232,8 +221,8 @@ class Keys(Generic[S_co]):
         rule = self.rules[name]
         return ValueError(f"{name} is missing: it must be given, {rule.legal} ({rule.meaning})")
 
-    def parsed(self, config: DataclassInstance) -> dict[str, Any]:
-        """Dotted key -> value as its rule gives it. Raises ValueError for the first that is not legal by itself."""
+    def parsed(self, config: DataclassInstance) -> Values:
+        """Raises ValueError for the first value that is not legal by itself."""
         return {name: self._parsed(name, value, rule) for name, value, rule in _walk(config)}
 
     def _parsed(self, name: str, value: object, rule: Rule) -> object:
@@ -249,7 +238,6 @@ class Keys(Generic[S_co]):
 
 AnyKeys: TypeAlias = Keys[Any]  # of whatever command
 SYNCER = Keys(SyncerConfig, "config")
-DEFAULTS, RULES, SECTIONS = SYNCER.defaults, SYNCER.rules, SYNCER.sections
 
 
 # ----------------------------------------------------------------------------------------------------- validation
@@ -292,7 +280,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _check_relations(values: dict[str, Any]) -> None:
+def _check_relations(values: Values) -> None:
     learners, quorum = values["learners"], values["schedule.quorum"]
     if quorum is not None and quorum > learners:
         raise wrong("schedule.quorum", quorum, f"null or an integer from 1 to learners, {learners}")
@@ -308,7 +296,7 @@ def _check_relations(values: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------------------------------------- policy
 
 
-def _policy(values: dict[str, Any], hmac_key: bytes | None) -> SyncerPolicy:
+def _policy(values: Values, hmac_key: bytes | None) -> SyncerPolicy:
     if values["schedule.quorum"] is None:
         values["schedule.quorum"] = values["learners"] // 2 + 1
     if values["final.ack_timeout_s"] is None:
@@ -323,15 +311,15 @@ def _policy(values: dict[str, Any], hmac_key: bytes | None) -> SyncerPolicy:
     return SyncerPolicy(
         learners=values["learners"],
         total_steps=values["total_steps"],
-        listen=section(ListenPolicy, "listen"),
-        schedule=section(SchedulePolicy, "schedule"),
-        merge=section(MergePolicy, "merge"),
-        outer=section(OuterPolicy, "outer"),
-        svd=section(SvdPolicy, "svd"),
-        checkpoint=section(CheckpointPolicy, "checkpoint"),
-        final=section(FinalPolicy, "final"),
-        session=section(SessionPolicy, "session"),
-        security=section(SecurityPolicy, "security"),
+        listen=section(policies.ListenPolicy, "listen"),
+        schedule=section(policies.SchedulePolicy, "schedule"),
+        merge=section(policies.MergePolicy, "merge"),
+        outer=section(policies.OuterPolicy, "outer"),
+        svd=section(policies.SvdPolicy, "svd"),
+        checkpoint=section(policies.CheckpointPolicy, "checkpoint"),
+        final=section(policies.FinalPolicy, "final"),
+        session=section(policies.SessionPolicy, "session"),
+        security=section(policies.SecurityPolicy, "security"),
         tape_path=values["tape.path"],
         budget_learner_steps=values["budget.learner_steps"],
         progress=values["progress"],

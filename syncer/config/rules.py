@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, SupportsFloat, get_args
+from typing import SupportsFloat, get_args
 
 from yeto_torch.wire.constants import U64_MAX
 
@@ -26,7 +26,7 @@ class Rule:
     """``parse`` gives the policy's value or raises ValueError, TypeError or OverflowError; ``legal`` says the range."""
 
     legal: str
-    parse: Callable[[object], Any]
+    parse: Callable[[object], object]
     meaning: str = ""
 
 
@@ -125,7 +125,7 @@ def devices() -> Rule:
     def parse(value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not value:
             raise ValueError
-        return tuple(one.parse(item) for item in value)
+        return tuple(str(one.parse(item)) for item in value)
 
     return Rule("a list of at least one of auto, cpu, cuda, cuda:N", parse)
 

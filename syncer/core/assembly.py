@@ -16,13 +16,7 @@ from syncer.core.events import Member
 
 
 class Assembly:
-    """The time before round 1.
-
-    Args:
-        fragments: F, from the first HELLO.
-        resumed: every fragment is there already.
-        complete: the checkpoint is at the last step.
-    """
+    """The time before round 1. ``resumed``: every fragment is there already; ``complete``: it is at the last step."""
 
     def __init__(self, policy: SyncerPolicy, fragments: int, *, resumed: bool, complete: bool) -> None:
         self._policy, self._resumed = policy, resumed
@@ -85,8 +79,7 @@ class Assembly:
         away = [i for i in range(self._policy.learners) if i not in here][:8]
         parts = []
         if away:
-            noun = "learner" if len(away) == 1 else "learners"
-            verb = "is" if len(away) == 1 else "are"
+            noun, verb = ("learner", "is") if len(away) == 1 else ("learners", "are")
             parts.append(f"{noun} {', '.join(map(str, away))} {verb} not connected")
         if not self.all_initialized:
             cure = "" if away else "; if it sent them to an earlier process of the syncer, restart it"

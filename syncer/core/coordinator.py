@@ -19,13 +19,7 @@ from syncer.core.rejections import Rejections
 
 
 class Coordinator:
-    """All decisions of one syncer process.
-
-    Args:
-        policy: the validated configuration.
-        profile: its canonical 32-byte identity.
-        resumed: the checkpoint to continue from, or None for a fresh run.
-    """
+    """All decisions of one syncer process; ``profile`` is the 32-byte identity of its policy."""
 
     def __init__(self, policy: SyncerPolicy, profile: bytes, resumed: ResumePoint | None = None) -> None:
         self._policy, self._resumed = policy, resumed

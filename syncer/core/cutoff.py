@@ -16,7 +16,6 @@ class Cutoff:
 
     Args:
         steps: the learner budget every report must name.
-        learners: ids 0 to learners - 1.
         timeout_s: how long the others may take after the first report.
     """
 

@@ -20,8 +20,14 @@ from syncer.core.record import MergeLine
 from yeto_torch.wire.messages import Hello
 
 
+class Effect:
+    """An order to the actor."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(Effect):
     """The socket behind ``ticket`` becomes a connection group. ``opens``: this HELLO, the first, fixes the session."""
 
     ticket: int
@@ -31,7 +37,7 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseHello:
+class RefuseHello(Effect):
     """ERROR with this sentence to the socket behind ``ticket``, and close it."""
 
     ticket: int
@@ -39,7 +45,7 @@ class RefuseHello:
 
 
 @dataclass(frozen=True, slots=True)
-class Expel:
+class Expel(Effect):
     """ERROR with this sentence to a group, and close it: its peer broke the protocol or cannot go on."""
 
     member: Member
@@ -47,14 +53,14 @@ class Expel:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Effect):
     """Close a superseded group without a word; its replacement is here."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
-class Initialize:
+class Initialize(Effect):
     """Install the starting values of a fragment: version 0, momentum 0."""
 
     fragment: int
@@ -62,7 +68,7 @@ class Initialize:
 
 
 @dataclass(frozen=True, slots=True)
-class SendPull:
+class SendPull(Effect):
     member: Member
     fragment: int
     step: int
@@ -70,7 +76,7 @@ class SendPull:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(Effect):
     """Merge these answers, ascending by member, and report MergeDone."""
 
     step: int
@@ -80,7 +86,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Effect):
     """Take the outer step with the merged gradient of round ``step``; the fragment's version becomes ``step``."""
 
     step: int
@@ -88,7 +94,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Record(Effect):
     """Append a merge line to the event tape. ``launched_at`` is the attempt's launch; the actor adds its timings."""
 
     step: int
@@ -97,7 +103,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Note(Effect):
     """Append an ``event`` line to the tape."""
 
     event: str
@@ -105,7 +111,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveCheckpoint:
+class SaveCheckpoint(Effect):
     """Make the state at ``step`` durable before anything behind this effect happens.
 
     ``ledger`` is that of the same step: rounds behind it may be decided already, their effects still to be done.
@@ -116,7 +122,7 @@ class SaveCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast:
+class Broadcast(Effect):
     """Queue a fragment at its current version to these groups."""
 
     fragment: int
@@ -125,12 +131,12 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Effect):
     """Let the SVD pool finish what it has admitted, and report Drained. Nothing is written before that."""
 
 
 @dataclass(frozen=True, slots=True)
-class WriteFinal:
+class WriteFinal(Effect):
     """Rewrite the checkpoint at the final quiescent cut, then the final state file."""
 
     step: int
@@ -138,7 +144,7 @@ class WriteFinal:
 
 
 @dataclass(frozen=True, slots=True)
-class SendCut:
+class SendCut(Effect):
     """Queue every FINAL_FRAGMENT and then the manifest to one group."""
 
     member: Member
@@ -147,19 +153,19 @@ class SendCut:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteMarker:
+class WriteMarker(Effect):
     """The marker beside the final checkpoint, after the last acknowledgement."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class SendShutdown:
+class SendShutdown(Effect):
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class Say(Effect):
     """One line for the operator's log."""
 
     text: str
@@ -167,7 +173,7 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Effect):
     """The run is over with this exit code; ``text`` says why when it is not 0.
 
     ``terminal``: learners are told so with ERROR. Otherwise a restart of the syncer can take them up again, and they
@@ -177,26 +183,3 @@ class Finish:
     code: int
     text: str = ""
     terminal: bool = False
-
-
-Effect = (
-    Admit
-    | RefuseHello
-    | Expel
-    | Release
-    | Initialize
-    | SendPull
-    | Merge
-    | Commit
-    | Record
-    | Note
-    | SaveCheckpoint
-    | Broadcast
-    | Drain
-    | WriteFinal
-    | SendCut
-    | WriteMarker
-    | SendShutdown
-    | Say
-    | Finish
-)

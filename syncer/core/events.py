@@ -29,8 +29,14 @@ class Member(NamedTuple):
         return f"learner {self.learner_id} (generation {self.generation:016x})"
 
 
+class Event:
+    """Something that has happened."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class HelloArrived:
+class HelloArrived(Event):
     """A socket said a well-formed HELLO; ``ticket`` names the socket until it is admitted or refused."""
 
     ticket: int
@@ -38,7 +44,7 @@ class HelloArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class InitArrived:
+class InitArrived(Event):
     """Starting values of one fragment from learner 0, decoded and finite."""
 
     member: Member
@@ -47,7 +53,7 @@ class InitArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class PushArrived:
+class PushArrived(Event):
     """A well-formed answer: counters, weight, and the signed outer gradient, decoded, finite and negated once.
 
     ``norm``: its l2 norm in f64, where ``merge.max_norm_ratio`` asks for it; else 0.
@@ -68,31 +74,25 @@ class PushArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class BeatArrived:
-    """A heartbeat."""
-
+class BeatArrived(Event):
     member: Member
     local_step: int
 
 
 @dataclass(frozen=True, slots=True)
-class AckArrived:
-    """A final acknowledgement."""
-
+class AckArrived(Event):
     member: Member
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetReported:
-    """A learner-budget report."""
-
+class BudgetReported(Event):
     member: Member
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLost:
+class GroupLost(Event):
     """A connection group is gone; nothing more comes from it. ``violated``: the message type it got wrong, if any."""
 
     member: Member
@@ -101,14 +101,14 @@ class GroupLost:
 
 
 @dataclass(frozen=True, slots=True)
-class MergeDone:
+class MergeDone(Event):
     """The merged signed outer gradient of round ``step`` is ready and waits with the actor."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class StepMeasured:
+class StepMeasured(Event):
     """How hard the outer step of a commit drove its fragment, and with which learning rate and momentum."""
 
     fragment: int
@@ -118,7 +118,7 @@ class StepMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundSynced:
+class RoundSynced(Event):
     """Round ``step`` is committed and its broadcast queued; ``seconds`` it took to compute, commit and queue."""
 
     step: int
@@ -126,26 +126,10 @@ class RoundSynced:
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Event):
     """The SVD pool has delivered all it had admitted, or there is none: a checkpoint may be published."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
+class Interrupted(Event):
     """Ctrl-C or SIGTERM: end cleanly, now."""
-
-
-Event = (
-    HelloArrived
-    | InitArrived
-    | PushArrived
-    | BeatArrived
-    | AckArrived
-    | BudgetReported
-    | GroupLost
-    | MergeDone
-    | StepMeasured
-    | RoundSynced
-    | Drained
-    | Interrupted
-)

@@ -18,14 +18,9 @@ from syncer.core.events import Member
 
 
 class Finalization:
-    """Awaits one accepted acknowledgement from every learner frozen at the cut.
+    """Awaits one accepted acknowledgement of the final ``step`` from every learner frozen at the cut.
 
-    Args:
-        step: the final global step.
-        timeout_s: how long the wait lasts.
-
-    Attributes:
-        deadline: when the wait ends; None until it has begun.
+    ``deadline`` is when the wait ends; None until it has begun.
     """
 
     def __init__(self, step: int, timeout_s: float) -> None:

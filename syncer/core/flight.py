@@ -31,12 +31,7 @@ _RETRIES = 256  # told per minute
 
 
 class Flight:
-    """All rounds of one session; every method returns what must be done, in order.
-
-    Args:
-        fragments: F, from the first HELLO.
-        committed: the step the process starts from.
-    """
+    """All rounds of one session, from the step ``committed`` on; every method returns what must be done, in order."""
 
     def __init__(
         self, policy: SyncerPolicy, fragments: int, committed: int, ledger: Ledger, rejections: Rejections
@@ -65,16 +60,18 @@ class Flight:
     def answer(self, push: PushArrived, now: float) -> Effects:
         """Route one answer of a live member; it is accepted, or counted and told as rejected."""
         round_ = self.schedule.rounds.get(push.step)
-        rejection = Rejection.OUT_OF_ROUND if round_ is None else round_.offer(push, now)
-        if rejection is not None:
-            self._rejections.count(rejection.value)
-            reason, where = rejection.value.replace("_", " "), {"step": push.step, "attempt": push.attempt}
-            return self._rejections.lines(now, "push", push.member.learner_id, reason, **where)
-        assert round_ is not None
+        if round_ is None:
+            return self._reject(push, Rejection.OUT_OF_ROUND, now)
+        if (rejection := round_.offer(push, now)) is not None:
+            return self._reject(push, rejection, now)
         self.pace.observe_step(push.member, push.local_step, now)
         if round_.quorum_s is not None and round_.at_quorum:
             self.pace.observe_quorum(round_.quorum_s)
         return []
+
+    def _reject(self, push: PushArrived, rejection: Rejection, now: float) -> Effects:
+        self._rejections.count(rejection.value)
+        return self._refused(push.member, push.step, push.attempt, rejection.value.replace("_", " "), now)
 
     def settle(self, now: float) -> Effects:
         """Close or expire what answers, losses or the time have decided."""
@@ -115,11 +112,12 @@ class Flight:
         effects: Effects = []
         for outlier in round_.outliers:
             reason = f"norm {outlier.norm:.3g} exceeds {ratio:g} times the round's median, {outlier.median:.3g}"
-            where = {"step": round_.step, "attempt": round_.attempt}
-            effects += self._rejections.lines(now, "push", outlier.member.learner_id, reason, **where)
+            effects += self._refused(outlier.member, round_.step, round_.attempt, reason, now)
         responses = round_.merged_responses
-        merge = fx.Merge(round_.step, round_.fragment, responses, tuple(r.weight for r in responses))
-        return [*effects, merge]
+        return [*effects, fx.Merge(round_.step, round_.fragment, responses, tuple(r.weight for r in responses))]
+
+    def _refused(self, member: Member, step: int, attempt: int, reason: str, now: float) -> Effects:
+        return self._rejections.lines(now, "push", member.learner_id, reason, step=step, attempt=attempt)
 
     def merged(self, step: int, audience: tuple[Member, ...]) -> Effects:
         """The gradient of a round is ready: commit it, and what waited for it, and broadcast to ``audience``.

@@ -51,14 +51,7 @@ class Phase(Enum):
 
 
 class Lifecycle:
-    """All decisions of one session.
-
-    Args:
-        policy: the validated configuration.
-        fragments: F, from the first HELLO.
-        admission, rejections: what has decided about that HELLO decides about the later ones.
-        resumed: the checkpoint to continue from, or None for a fresh run.
-    """
+    """All decisions of one session. What has decided about its first HELLO decides about the later ones."""
 
     def __init__(
         self,
@@ -120,15 +113,15 @@ class Lifecycle:
     def next_deadline(self) -> float | None:
         """When ``on_time`` must be called next if nothing happens; None = not before an event."""
         times: list[float | None] = []
+        report_at = self._cutoff.deadline if self._cutoff is not None else None
         match self.phase:
             case Phase.ASSEMBLING:
-                times.extend((self._assembly.start_at, self._loss_at(), self._report_at))
+                times = [self._assembly.start_at, self._loss_at(), report_at]
             case Phase.RUNNING:
-                times.extend((self._loss_at(), self._report_at))
                 may_launch = bool(self._roster.current) and not self._issuance_closed
-                times.append(self._rounds.next_deadline(may_launch=may_launch))
+                times = [self._loss_at(), report_at, self._rounds.next_deadline(may_launch=may_launch)]
             case Phase.FINALIZING:
-                times.append(self._final.deadline)
+                times = [self._final.deadline]
         return min((t for t in times if t is not None), default=None)
 
     def waiting_for(self) -> str:
@@ -288,18 +281,14 @@ class Lifecycle:
         """Start if nothing is missing any more; True when that happened."""
         if self.phase is not Phase.ASSEMBLING or not self._assembly.may_start(len(self._roster.current), now):
             return False
-        self._start()
-        return True
-
-    def _start(self) -> None:
         for fragment, version in enumerate(self._rounds.schedule.versions):
-            owed = self._assembly.owed(fragment, self._roster.current)
-            if owed:
+            if owed := self._assembly.owed(fragment, self._roster.current):
                 self._do(fx.Broadcast(fragment, version, owed))
         self.phase = Phase.RUNNING
         self._do(fx.Say(f"training starts at step {self.committed} with {len(self._roster.current)} learners"))
         if self._rounds.schedule.complete:
             self._begin_cut()
+        return True
 
     # ------------------------------------------------------------------ the learner budget
 
@@ -311,8 +300,7 @@ class Lifecycle:
             self._expel(member, "BUDGET_DONE, but this syncer runs no learner budget", now)
             return
         was_closed = self._cutoff.closed
-        void = self._cutoff.report(member.learner_id, event.steps, now)
-        if void is not None:
+        if (void := self._cutoff.report(member.learner_id, event.steps, now)) is not None:
             self._fail(f"the experiment is void: {void}")
             return
         if not was_closed:
@@ -329,16 +317,10 @@ class Lifecycle:
         if before_the_cut and self._cutoff is not None and self._cutoff.complete and self._assembly.all_initialized:
             self._begin_cut()
 
-    @property
-    def _report_at(self) -> float | None:
-        """When the experiment is void because reports are missing."""
-        return None if self._cutoff is None else self._cutoff.deadline
-
     def _check_reports(self, now: float) -> None:
-        if self._cutoff is not None and self.phase in (Phase.ASSEMBLING, Phase.RUNNING):
-            late = self._cutoff.overdue(now)
-            if late is not None:
-                self._fail(f"the experiment is void: {late}")
+        late = self._cutoff.overdue(now) if self._cutoff is not None else None
+        if late is not None and self.phase in (Phase.ASSEMBLING, Phase.RUNNING):
+            self._fail(f"the experiment is void: {late}")
 
     # ------------------------------------------------------------------ the end
 

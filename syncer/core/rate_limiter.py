@@ -13,11 +13,7 @@ _WINDOW_S = 60.0
 
 
 class RateLimiter:
-    """Lines per minute.
-
-    Args:
-        lines: how many in one minute.
-    """
+    """So many ``lines`` in one minute."""
 
     def __init__(self, lines: int) -> None:
         self._lines = lines

@@ -8,11 +8,14 @@ Source: v4 §Event tape (frozen members, responders, staleness, weights, timings
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from syncer.core.events import Member, PushArrived
 from syncer.core.rounds import Round
 from yeto_torch.wire.constants import PROTOCOL_VERSION
+
+Line: TypeAlias = dict[str, Any]
+"""One line of a tape as it is read: a JSON object, of whatever origin."""
 
 
 class MemberEntry(TypedDict):

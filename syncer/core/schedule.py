@@ -18,11 +18,7 @@ from yeto_torch.wire.layout import version_at
 
 
 class Schedule:
-    """Rounds in flight, keyed by step; never more than min(pipeline, F), never skipping ahead.
-
-    Args:
-        committed: rounds already in the state (0, or a checkpoint's step).
-    """
+    """Rounds in flight, keyed by step; never more than min(pipeline, F), never skipping ahead of ``committed``."""
 
     def __init__(self, policy: SchedulePolicy, fragments: int, total_steps: int, committed: int, pace: Pace) -> None:
         self._policy, self._fragments, self._total, self._pace = policy, fragments, total_steps, pace

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from syncer.config.plain_command import key_values, run_command
-from syncer.plan.advice import Plan, Wishes, plan, shortfalls
+from syncer.plan.advice import Advice, Wishes, plan, shortfalls
 from syncer.plan.situation import SCHEDULE, Situation, learner_bytes, syncer_bytes
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import StateError
@@ -89,17 +89,16 @@ def wishes_of(values: Mapping[str, str]) -> Wishes:
     return Wishes(
         _taken(values, "wire_dtype", _dtype, None),
         _taken(values, "fragments", _whole(1, 4096), None),
-        _taken(values, "interval", _interval, None),
+        _taken(values, "interval", lambda text: _quantity(text, {"": 1.0}, "a number of steps above 0"), None),
         _taken(values, "quorum", _whole(1, learners), None),
         _taken(values, "pipeline", _whole(1, 64), SCHEDULE.pipeline),
     )
 
 
-def told(situation: Situation, found: Plan) -> str:
+def told(situation: Situation, found: Advice) -> str:
     """The answer as text."""
     s, f = found.settings, found.forecast
     quorum = s.quorum or situation.learners // 2 + 1
-    held_up = shortfalls(f)
     memory = syncer_bytes(situation, s), learner_bytes(situation, s)
     rows = [
         ("rounds", f"{f.rounds_per_s:.3g} per second, {f.round_s:.2f} s each from launch to commit"),
@@ -122,7 +121,7 @@ def told(situation: Situation, found: Plan) -> str:
         [
             *(f"{name:<22} {text}" for name, text in rows),
             "",
-            "held up: " + ("; ".join(held_up) if held_up else "nothing"),
+            "held up: " + ("; ".join(shortfalls(f)) or "nothing"),
             *(f"why: {reason}" for reason in found.reasons),
             "",
             " ".join(["python -m syncer", *syncer]),
@@ -178,10 +177,6 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
         return int(text)
 
     return read
-
-
-def _interval(text: str) -> float:
-    return _quantity(text, {"": 1.0}, "a number of steps above 0")
 
 
 def _speeds(text: str, learners: int) -> tuple[float, ...]:

@@ -33,7 +33,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Advice:
     """Settings, what they come to (failures included), and why each was chosen."""
 
     settings: Settings
@@ -41,7 +41,7 @@ class Plan:
     reasons: tuple[str, ...]
 
 
-def plan(situation: Situation, wishes: Wishes, seed: int = 0) -> Plan:
+def plan(situation: Situation, wishes: Wishes, seed: int = 0) -> Advice:
     """The recommended settings and their forecast."""
     everyone = situation.learners
     reasons: list[str] = []
@@ -120,11 +120,11 @@ def _shortest(settings: Settings, holds: Callable[[Settings], bool]) -> Settings
 
 def _with_quorum(
     situation: Situation, settings: Settings, quorums: Iterable[int], reasons: list[str], seed: int
-) -> Plan:
+) -> Advice:
     """The smallest quorum whose goodput is as good as any: who waits for fewer is held up by fewer."""
     found = {q: forecast(situation, replace(settings, quorum=q), seed) for q in quorums}
     best = max(found, key=lambda q: (round(found[q].goodput, 2), -q))
     if len(found) > 1:
         told = " and ".join(f"{f.goodput:.1%} with {q}" for q, f in found.items())
         reasons.append(f"quorum={best}: goodput is {told}; a learner that hangs holds up whoever waits for all")
-    return Plan(replace(settings, quorum=best), found[best], tuple(reasons))
+    return Advice(replace(settings, quorum=best), found[best], tuple(reasons))

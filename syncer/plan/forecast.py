@@ -81,8 +81,8 @@ def forecast(situation: Situation, settings: Settings, seed: int = 0) -> Forecas
 
 
 def _cycle_s(situation: Situation, settings: Settings) -> float:
-    """From one merge of a fragment to its next, if nothing holds it up."""
-    return max(settings.interval, 1.0) * situation.slowest_step_s
+    """From one merge of a fragment to its next, if nothing but the slowest learner holds it up."""
+    return max(settings.interval, 1.0) * situation.step_s / min(situation.speeds, default=1.0)
 
 
 def _observed(situation: Situation, settings: Settings, seed: int) -> Forecast:
@@ -100,7 +100,7 @@ def _watch(fleet: SimulatedFleet, rounds: int, expected_s: float) -> None:
     """Let time pass until so many rounds are merged; a fleet that never gets there is watched long enough."""
     pause_s, end = expected_s / 50, fleet.agenda.now + _PATIENCE * expected_s
     while fleet.tally().rounds < rounds and fleet.agenda.now < end:
-        fleet.run(fleet.agenda.now + pause_s)
+        fleet.agenda.run(fleet.agenda.now + pause_s)
 
 
 def _figures(situation: Situation, settings: Settings, before: Tally, after: Tally, seconds: float) -> Forecast:
@@ -114,8 +114,7 @@ def _figures(situation: Situation, settings: Settings, before: Tally, after: Tal
     sent, received = grown("sent"), grown("received")
     steps_per_learner = max(made / learners, 1e-9)
     gradient = 2 * (learners - 1) / learners * _F32 * situation.parameters
-    uploaded = received / learners / steps_per_learner
-    downloaded = sent / learners / steps_per_learner
+    uploaded, downloaded = (nbytes / learners / steps_per_learner for nbytes in (received, sent))
     return Forecast(
         rounds=int(grown("rounds")),
         rounds_per_s=rounds / seconds,

@@ -21,23 +21,16 @@ def framed_bytes(payload: int) -> int:
 
 
 class Pipe:
-    """One direction of one link.
-
-    Args:
-        rate: bytes per second.
-
-    Attributes:
-        nbytes: that have gone in so far.
-    """
+    """One direction of one link, of ``rate`` bytes per second; ``nbytes`` have gone in so far."""
 
     def __init__(self, agenda: Agenda, rate: float) -> None:
-        self._agenda, self.rate = agenda, rate
+        self._agenda, self._rate = agenda, rate
         self._free_at = 0.0
         self.nbytes = 0
 
     def send(self, nbytes: int, out: Callable[[], None]) -> None:
         """Call ``out`` when these bytes have left the other end."""
-        self._free_at = max(self._agenda.now, self._free_at) + nbytes / self.rate
+        self._free_at = max(self._agenda.now, self._free_at) + nbytes / self._rate
         self.nbytes += nbytes
         self._agenda.at(self._free_at, out)
 

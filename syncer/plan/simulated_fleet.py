@@ -17,7 +17,7 @@ from syncer.plan.agenda import Agenda
 from syncer.plan.network import Pipe, Transfer, framed_bytes
 from syncer.plan.simulated_learner import SimulatedLearner
 from syncer.plan.situation import MERGE_ANSWERS, OUTER_ANSWERS, Settings, Situation, layout_of, policy_of
-from yeto_torch.wire.constants import HASH_BYTES, WireDType
+from yeto_torch.wire.constants import HASH_BYTES
 from yeto_torch.wire.messages import Hello
 
 _BCAST_HEAD = 12
@@ -67,15 +67,12 @@ class SimulatedFleet:
         self._learners: dict[ev.Member, SimulatedLearner] = {}
         self._waiting: dict[ev.Member, dict[int, int]] = {}  # broadcasts not begun: fragment -> version
         self._under_way: dict[ev.Member, int] = {}
-        self._versions: dict[int, int] = {}
+        self._initialized = False
         self._spent: dict[int, float] = {}  # seconds on rounds that are not broadcast yet, by step
         self._tally = Tally()
         self._tickets = 0
         for learner in range(situation.learners):
             self._join(learner)
-
-    def run(self, until_s: float) -> None:
-        self.agenda.run(until_s)
 
     def tally(self) -> Tally:
         """Everything so far, the living included."""
@@ -96,9 +93,9 @@ class SimulatedFleet:
         )
         self._waiting[member], self._under_way[member] = {}, 0
         self.agenda.after(self._situation.latency_s, self._post, ev.HelloArrived(self._tickets, hello))
-        if learner == 0 and not self._versions:
+        if learner == 0 and not self._initialized:
+            self._initialized = True
             for fragment in range(len(self.layout)):
-                self._versions[fragment] = 0
                 self.agenda.after(2 * self._situation.latency_s, self._post, ev.InitArrived(member, fragment, None))
         if self._situation.mtbf_s is not None:
             self.agenda.after(self._rng.expovariate(1 / self._situation.mtbf_s), self._fail, member)
@@ -106,7 +103,7 @@ class SimulatedFleet:
     def _fail(self, member: ev.Member) -> None:
         learner = self._learners.pop(member)
         del self._waiting[member], self._under_way[member]
-        learner.die()
+        learner.is_dead = True
         self._tally.made_steps += learner.steps
         self._tally.stalled_s += learner.stalled_s
         self._tally.failures += 1
@@ -158,7 +155,6 @@ class SimulatedFleet:
                 self._own.append(ev.MergeDone(step))
             case fx.Commit(step, fragment):
                 self._spent[step] += self._compute(OUTER_ANSWERS, fragment)
-                self._versions[fragment] = step
             case fx.Record():
                 self._record(effect)
             case fx.Note("retry"):
@@ -197,10 +193,6 @@ class SimulatedFleet:
         if spent is not None:
             self._own.append(ev.RoundSynced(effect.version, spent + self._free_at - started))
 
-    @property
-    def _bulk(self) -> WireDType:
-        return self._settings.wire_dtype.bulk
-
     def _send_all(self, effect: fx.Broadcast) -> None:
         for member in effect.members:
             if member in self._waiting:
@@ -215,10 +207,10 @@ class SimulatedFleet:
         fragment = next(iter(waiting))
         version = waiting.pop(fragment)
         self._under_way[member] += 1
-        nbytes = framed_bytes(_BCAST_HEAD + self._bulk.nbytes(self.layout.numels[fragment]))
+        values = self._settings.wire_dtype.bulk.nbytes(self.layout.numels[fragment])
         pipes = (self._up, self._lines[member.learner_id][1])
         arrived = partial(self._sent, member, fragment, version)
-        Transfer(self.agenda, nbytes, pipes, self._situation.latency_s, arrived)
+        Transfer(self.agenda, framed_bytes(_BCAST_HEAD + values), pipes, self._situation.latency_s, arrived)
 
     def _sent(self, member: ev.Member, fragment: int, version: int) -> None:
         if member in self._learners:

@@ -68,9 +68,6 @@ class SimulatedLearner:
             return 0
         return max(0, int((self._agenda.now - self._origin) / self.step_s + 1e-9))
 
-    def die(self) -> None:
-        self.is_dead = True
-
     def pulled(self, fragment: int, step: int, attempt: int) -> None:
         """PULL_REQ has arrived."""
         slot = self._slots[fragment]

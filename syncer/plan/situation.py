@@ -6,7 +6,7 @@ f32 values a second (``docs/scaling.md`` says how they were found, and how to fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from syncer.config.keys import MergeConfig, OuterConfig, ScheduleConfig, SyncerConfig, validate
 from syncer.config.policy import SyncerPolicy
@@ -60,7 +60,7 @@ class Situation:
     latency_s: float = 0.02
     mtbf_s: float | None = None
     repair_s: float = 300.0
-    speeds: tuple[float, ...] = field(default=())
+    speeds: tuple[float, ...] = ()
     merge_rate: float = 3e9
     message_s: float = 0.19e-3
     exchange_rate: float = 3.5e9
@@ -68,10 +68,6 @@ class Situation:
 
     def speed(self, learner: int) -> float:
         return self.speeds[learner] if self.speeds else 1.0
-
-    @property
-    def slowest_step_s(self) -> float:
-        return self.step_s / min(self.speeds, default=1.0)
 
 
 def layout_of(situation: Situation, settings: Settings) -> WireLayout:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from syncer.core.record import Line
 from syncer.report.checks import LARGEST_ID, At, Numbers, Whole, number_column, shortened, whole_column, whole_number
 from yeto_torch.wire.errors import StateError
 
@@ -104,7 +105,7 @@ class _Round:
     rejected: dict[str, object]
 
 
-def columns_of(entries: Iterable[Mapping[str, object]]) -> Columns:
+def columns_of(entries: Iterable[Line]) -> Columns:
     """The columns of a tape's objects, in their order. Raises StateError naming the line, the key and the value."""
     rounds: list[_Round] = []
     events: list[Event] = []
@@ -122,7 +123,7 @@ def columns_of(entries: Iterable[Mapping[str, object]]) -> Columns:
     return _columns(rounds, events, superseded)
 
 
-def _round(line: int, entry: Mapping[str, Any]) -> _Round:
+def _round(line: int, entry: Line) -> _Round:
     step = whole_number("step", entry.get("step"), line)
     try:
         expected, responded, responders = (entry[key] for key in _LISTS)

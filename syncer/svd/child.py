@@ -50,10 +50,7 @@ class Child:
             )
         except OSError as error:
             raise StateError(f"could not be started: {error}") from error
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._pipes = self._process.stdin, self._process.stdout
-        self._to, self._from = (pipe.fileno() for pipe in self._pipes)
+        self._to, self._from = (pipe.fileno() for pipe in (self._process.stdin, self._process.stdout) if pipe)
         _widen(self._to, self._from)
 
     @property
@@ -108,9 +105,8 @@ class Child:
         self.kill()
         with self._signals:
             self._reaping = True
-        self._process.wait()
-        for pipe in self._pipes:
-            pipe.close()
+        with self._process:
+            self._process.wait()
 
     def _receive(self, request: Request) -> Tensor:
         header = bytearray(framing.HEADER_BYTES)
@@ -141,10 +137,7 @@ def _environment() -> dict[str, str]:
     """The child finds this very package, wherever we were started from; its threads are its own."""
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     root = Path(__file__).resolve().parents[2]
-    if root.name not in (
-        "site-packages",
-        "dist-packages",
-    ):  # found anyway, and must not come before the standard library
+    if root.name not in ("site-packages", "dist-packages"):  # found anyway, and not before the standard library
         inherited = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else str(root)
     return environment

@@ -145,13 +145,7 @@ class SvdLedger:
     """
 
     def __init__(
-        self,
-        workers: Sequence[str],
-        *,
-        capacity: int,
-        startup_timeout_s: float,
-        request_timeout_s: float,
-        now: float,
+        self, workers: Sequence[str], *, capacity: int, startup_timeout_s: float, request_timeout_s: float, now: float
     ) -> None:
         self.state = State.STARTING
         self.reason: str | None = None  # set when POISONED
@@ -177,17 +171,6 @@ class SvdLedger:
     def next_deadline(self) -> float | None:
         """When ``on_time`` has something to decide, if nothing happens before."""
         return min((due for due, _ in self._deadlines()), default=None)
-
-    def waiting_for(self) -> str:
-        """What the pool is busy with, for a log line; empty when idle or ended."""
-        if self.state in ENDED or not self._due:
-            return ""
-        starting = [name for worker, name in enumerate(self._names) if worker not in self._ready]
-        note = f", starting: {', '.join(starting)}" if starting else ""
-        return (
-            f"exact SVD: {len(self._running)} running, {len(self._queued)} queued, {len(self._waiting)} waiting for "
-            f"capacity{note}"
-        )
 
     # ------------------------------------------------------------------ what happens
 

@@ -73,7 +73,8 @@ class _Worker:
 
     index: int
     device: str
-    wake: tuple[int, int] | None = field(default_factory=os.pipe)  # a byte: there is a job, or it is time to go
+    wake: tuple[int, int] = field(default_factory=os.pipe)  # a byte: there is a job, or it is time to go
+    is_watched: bool = True  # and so the pipe is open
     child: Child | None = None
     thread: threading.Thread | None = None
     job: _Job | None = None
@@ -94,11 +95,7 @@ class SvdPool:
     """
 
     def __init__(
-        self,
-        policy: SvdPolicy,
-        on_event: Callable[[PoolEvent], None],
-        *,
-        command: Sequence[str] = WORKER,
+        self, policy: SvdPolicy, on_event: Callable[[PoolEvent], None], *, command: Sequence[str] = WORKER
     ) -> None:
         self._policy, self._on_event = policy, on_event
         self._changed = threading.Condition(threading.RLock())
@@ -145,16 +142,16 @@ class SvdPool:
         if refused is not None:
             raise StateError(refused)
 
-    def drain(self, timeout_s: float | None = None) -> None:
+    def drain(self) -> None:
         """Take no more work and return once everything admitted is delivered; the children are stopped then.
 
         Jobs that still wait for capacity are withdrawn. Idempotent.
 
         Raises:
-            StateError: the pool is or becomes poisoned; so it does after ``timeout_s`` (default: the policy's).
+            StateError: the pool is or becomes poisoned; so it does after the policy's ``drain_timeout_s``.
         """
         with self._changed:
-            self._handle(lg.DrainAsked(self._policy.drain_timeout_s if timeout_s is None else timeout_s))
+            self._handle(lg.DrainAsked(self._policy.drain_timeout_s))
             self._changed.wait_for(self._ended)
             if self._ledger.reason is not None:
                 raise StateError(self._ledger.reason)
@@ -174,17 +171,6 @@ class SvdPool:
         """The one message, once the pool is poisoned or was closed before it was drained."""
         with self._changed:
             return self._ledger.reason
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the living children."""
-        with self._changed:
-            return tuple(worker.child.pid for worker in self._workers if worker.child is not None)
-
-    def waiting_for(self) -> str:
-        """What the pool is busy with, for a log line; empty when idle."""
-        with self._changed:
-            return self._ledger.waiting_for()
 
     # ------------------------------------------------------------------ effects, under the lock
 
@@ -226,7 +212,7 @@ class SvdPool:
             self._wake(worker)
 
     def _wake(self, worker: _Worker) -> None:
-        if worker.wake is not None:
+        if worker.is_watched:
             os.write(worker.wake[1], b"!")
 
     def _ended(self) -> bool:
@@ -251,9 +237,9 @@ class SvdPool:
         finally:
             with self._changed:
                 self._handle(lg.WorkerFailed(worker.index, "is not watched any more"))  # news only after a bug of ours
-                for fd in worker.wake or ():
+                worker.is_watched = False
+                for fd in worker.wake:
                     os.close(fd)
-                worker.wake = None
 
     def _serve(self, worker: _Worker, child: Child) -> None:
         try:
@@ -277,7 +263,6 @@ class SvdPool:
 
     def _next_job(self, worker: _Worker, child: Child) -> _Job | None:
         """Wait for an assignment; None when it is time to go."""
-        assert worker.wake is not None
         child.idle_until(worker.wake[0])
         with self._changed:
             os.read(worker.wake[0], 1)

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from syncer.benchmark.config import BENCHMARK, make_plan
 from syncer.benchmark.experiment import default_learner, free_port, override
-from syncer.config.compose import compose, typed, typed_as
-from syncer.config.keys import RULES, validate
+from syncer.config.compose import compose, typed_as
+from syncer.config.keys import SYNCER, validate
 
 FLEET = ("learners=2", "budget_steps=48")
 
@@ -71,7 +71,7 @@ def test_a_wrong_value_is_one_line_with_key_value_and_range(overrides, expected)
 
 
 def test_every_key_has_its_rule_and_meaning():
-    assert set(RULES) < set(BENCHMARK.rules)
+    assert set(SYNCER.rules) < set(BENCHMARK.rules)
     assert all(rule.legal and rule.meaning for rule in BENCHMARK.rules.values())
 
 
@@ -117,8 +117,8 @@ def test_a_file_of_the_users_own(tmp_path):
 def test_what_is_said_about_the_syncer_reaches_it(overrides):
     found = plan(*FLEET, *overrides)
     words = [override(key, value) for key, value in found.syncer.items()]
-    expected = validate(typed(compose(["learners=2", "total_steps=9", "listen.port=0", *overrides])))
-    assert validate(typed(compose([*words, "total_steps=9"]))) == expected
+    expected = validate(typed_as(SYNCER, compose(["learners=2", "total_steps=9", "listen.port=0", *overrides])))
+    assert validate(typed_as(SYNCER, compose([*words, "total_steps=9"]))) == expected
 
 
 @example("a${b}c")

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.config.compose import compose, typed
-from syncer.config.keys import DEFAULTS, RULES, SECTIONS, SyncerConfig, profile_record, validate, warnings
+from syncer.config.compose import compose, typed_as
+from syncer.config.keys import SYNCER, SyncerConfig, profile_record, validate, warnings
 from syncer.config.policy import IsoBackend
 from tests.support.certificates import Authority
 from yeto_torch.offline.rules import LocalRules
@@ -146,10 +146,10 @@ TABLE = {
 
 
 def test_defaults_and_keys_are_the_documented_ones():
-    assert DEFAULTS == DOCUMENTED
-    assert set(TABLE) == set(RULES) == set(DOCUMENTED)
-    assert set(SECTIONS) == {name.partition(".")[0] for name in DOCUMENTED if "." in name}
-    assert all(rule.meaning and rule.legal for rule in RULES.values())
+    assert SYNCER.defaults == DOCUMENTED
+    assert set(TABLE) == set(SYNCER.rules) == set(DOCUMENTED)
+    assert set(SYNCER.sections) == {name.partition(".")[0] for name in DOCUMENTED if "." in name}
+    assert all(rule.meaning and rule.legal for rule in SYNCER.rules.values())
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -412,7 +412,7 @@ def test_tls_files_that_cannot_serve_are_named_by_their_key(tmp_path):
 
 def test_what_a_learner_takes_for_a_default_is_the_syncers():
     """It binds to a profile, or goes without a syncer, and imports nothing of this."""
-    plain = typed(compose(["learners=2", "total_steps=10"]))
+    plain = typed_as(SYNCER, compose(["learners=2", "total_steps=10"]))
     assert profile_record(validate(plain)) == ProfileRecord(learners=2, quorum=2, total_steps=10)
     assert LocalRules() == LocalRules(
         plain.schedule.sync_interval_steps,
@@ -504,8 +504,8 @@ def test_merge_schedule_and_recovery_move_the_profile_and_nothing_else_does(tmp_
         assert profile_record(of({name: value})).hash == plain, name
     only_beside_a_path = {"checkpoint.resume", "checkpoint.mark_final"}
     only_beside_a_path |= {"budget.learner_steps"}
-    secrets = {name for name in RULES if name.startswith("security.")}
-    assert set(MOVES) | set(STAYS) | only_beside_a_path | secrets == set(RULES)
+    secrets = {name for name in SYNCER.rules if name.startswith("security.")}
+    assert set(MOVES) | set(STAYS) | only_beside_a_path | secrets == set(SYNCER.rules)
     path = {"checkpoint.path": "c"}
     kinds = [{}, {"checkpoint.resume": "auto"}, {"checkpoint.mark_final": True}, {"budget.learner_steps": 5}]
     assert len({profile_record(of(path | kind)).hash for kind in kinds}) == 4

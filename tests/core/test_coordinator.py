@@ -19,7 +19,7 @@ def desk(learners=2, fragments=2, resumed=None, merges=True, **policy):
 
 def kinds(effects, *wanted):
     """The names of effects in order, without what is only told."""
-    wanted = wanted or (fx.Effect.__args__)
+    wanted = wanted or tuple(fx.Effect.__subclasses__())
     return [type(e).__name__ for e in effects if isinstance(e, wanted) and not isinstance(e, (fx.Say, fx.Note))]
 
 

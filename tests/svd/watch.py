@@ -32,6 +32,19 @@ class Watched(SvdPool):
             assert self._ledger.state is State.SERVING, self._ledger.reason
             return self.pids
 
+    @property
+    def pids(self):
+        """Process ids of the living children."""
+        with self._changed:
+            return tuple(worker.child.pid for worker in self._workers if worker.child is not None)
+
+    @property
+    def load(self):
+        """How many jobs are (running, queued, waiting for capacity)."""
+        with self._changed:
+            ledger = self._ledger
+            return len(ledger._running), len(ledger._queued), len(ledger._waiting)
+
     def until_reaped(self):
         """Every thread of a pool that has ended, without closing it."""
         for worker in self._workers:

@@ -132,7 +132,7 @@ class World:
             assert state == "DRAINING"
         else:
             assert state == ("SERVING" if len(self.ready) == self.workers else "STARTING")
-        assert bool(self.ledger.waiting_for()) == bool(self.jobs)
+        assert bool(self.ledger._due) == bool(self.jobs)
 
 
 def play(world, rng, steps):

@@ -15,19 +15,19 @@ import zipfile
 
 import pytest
 
-from syncer.config.compose import compose, typed
-from syncer.config.keys import RULES, SECTIONS, profile_record, validate
+from syncer.config.compose import compose, typed_as
+from syncer.config.keys import SYNCER, profile_record, validate
 
 FLEET = ("learners=4", "total_steps=10")
 
 
 def load(*overrides, **files):
-    return validate(typed(compose([*FLEET, *overrides], **files)))
+    return validate(typed_as(SYNCER, compose([*FLEET, *overrides], **files)))
 
 
 def refused(*overrides, **files):
     with pytest.raises(ValueError) as caught:
-        validate(typed(compose(list(overrides), **files)))
+        validate(typed_as(SYNCER, compose(list(overrides), **files)))
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -88,7 +88,7 @@ def test_a_file_of_keys_only_is_laid_over_the_defaults(folder):
         "learners: 7\nouter: {momentum: 0.25}\nprogress: off\ncheckpoint: {resume: off}\n"
     )
     for name in ("mine", "mine.yaml"):
-        policy = validate(typed(compose(["total_steps=3", "preset=paper"], str(folder), name)))
+        policy = validate(typed_as(SYNCER, compose(["total_steps=3", "preset=paper"], str(folder), name)))
         assert policy.learners == 7
         assert regime(policy) == (0.7, 0.25, "heloco")
         assert (policy.schedule.quorum, policy.progress, policy.checkpoint.resume) == (1, "off", "false")
@@ -138,14 +138,14 @@ def test_files_that_are_not_there(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", SYNCER.rules)
 def test_a_wrong_value_of_any_key_is_named_at_the_door(name):
     message = refused(*FLEET, f"{name}={{a:[1]}}")
     assert message.startswith(f"{name}="), message
-    assert RULES[name].legal in message
+    assert SYNCER.rules[name].legal in message
 
 
-@pytest.mark.parametrize("name", [*SECTIONS, "learners", "outer.lr", "svd.devices"])
+@pytest.mark.parametrize("name", [*SYNCER.sections, "learners", "outer.lr", "svd.devices"])
 def test_a_key_below_any_section_that_is_not_there(name):
     for form in (f"{name}.bananas=1", f"+{name}.bananas=1", f"++{name}.bananas=1"):
         assert refused(*FLEET, form).startswith(f"{name}.bananas: unknown key")
@@ -253,7 +253,7 @@ def test_cfg_job_prints_and_leaves_no_trace(root, tmp_path):
 def test_help_shows_every_key_with_its_default_and_range(root, tmp_path):
     done = run("--help", root=root, cwd=tmp_path)
     assert done.returncode == 0
-    for name, rule in RULES.items():
+    for name, rule in SYNCER.rules.items():
         assert re.search(rf"^  {re.escape(name)}=", done.stdout, re.MULTILINE), name
         assert rule.legal in done.stdout
     assert "preset=balanced|direct|lockstep|paper" in done.stdout
@@ -332,5 +332,5 @@ def test_an_installed_wheel_starts_in_an_empty_folder(root, tmp_path):
 
 def test_the_profile_of_a_fleet_is_the_same_by_every_road(folder):
     (folder / "mine.yaml").write_text("learners: 4\ntotal_steps: 10\nschedule: {quorum: 3}\n")
-    by_file = validate(typed(compose([], str(folder), "mine")))
+    by_file = validate(typed_as(SYNCER, compose([], str(folder), "mine")))
     assert profile_record(by_file) == profile_record(load()) == profile_record(load("schedule.quorum=3"))

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from syncer.config.compose import as_yaml, compose, typed
-from syncer.config.keys import RULES, profile_record, validate
+from syncer.config.compose import as_yaml, compose, typed_as
+from syncer.config.keys import SYNCER, profile_record, validate
 from yeto_torch.config import LearnerConfig
 from yeto_torch.wire.profile import ProfileRecord
 
@@ -27,7 +27,7 @@ def bound(profile) -> bytes | None:
 def printed(*overrides):
     """What ``--cfg job --resolve`` prints, and the hash of a syncer that runs with it."""
     config = compose([*FLEET, *overrides])
-    return as_yaml(config, resolve=True), profile_record(validate(typed(config))).hash
+    return as_yaml(config, resolve=True), profile_record(validate(typed_as(SYNCER, config))).hash
 
 
 CONFIGURATIONS = [
@@ -86,7 +86,7 @@ def test_every_number_survives_being_printed(values):
     config = PLAIN.copy()
     for key, value in values.items():
         OmegaConf.update(config, key, value)
-    assert bound(as_yaml(config, resolve=True)) == profile_record(validate(typed(config))).hash
+    assert bound(as_yaml(config, resolve=True)) == profile_record(validate(typed_as(SYNCER, config))).hash
 
 
 def refusal(profile):
@@ -97,8 +97,8 @@ def refusal(profile):
 
 
 def test_a_configuration_that_lacks_a_key_of_the_record_is_refused_by_it():
-    needed, expected = set(), profile_record(validate(typed(PLAIN))).hash
-    for key in RULES:
+    needed, expected = set(), profile_record(validate(typed_as(SYNCER, PLAIN))).hash
+    for key in SYNCER.rules:
         section, _, name = key.rpartition(".")
         whole = OmegaConf.to_container(PLAIN)
         del (whole[section] if section else whole)[name]
@@ -109,7 +109,7 @@ def test_a_configuration_that_lacks_a_key_of_the_record_is_refused_by_it():
             needed.add(key)
         else:
             assert found == expected, "it is no part of the record"
-    moving = {key for key in RULES if key.startswith(("schedule.", "outer.", "checkpoint."))}
+    moving = {key for key in SYNCER.rules if key.startswith(("schedule.", "outer.", "checkpoint."))}
     moving |= {"learners", "total_steps", "merge.delta_correction", "merge.iso_scale", "merge.max_norm_ratio"}
     moving |= {"final.ack_timeout_s", "budget.learner_steps", "session.require_profile_binding"}
     assert needed == moving
