@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -49,7 +50,6 @@ _PROFILE = (
     "the YAML that `python -m syncer ... --cfg job --resolve` prints (text, or a path to it), a mapping of the "
     "record's fields, 32 bytes or 64 hex digits"
 )
-_warned_about_run_id = False
 
 
 def disabled(environment: Mapping[str, str] = os.environ) -> bool:
@@ -273,14 +273,13 @@ def parse_address(text: object) -> tuple[str, int]:
     return match[1] or match[2], int(match[3])
 
 
+@cache
 def _warn_about_run_id() -> None:
-    global _warned_about_run_id
-    if not _warned_about_run_id:
-        _warned_about_run_id = True
-        log.warning(
-            "no run_id: every run of this model shares one session contract, so a syncer could continue a stale "
-            "checkpoint of another run; give run_id='...' or set YETO_RUN_ID"
-        )
+    """Once in a process."""
+    log.warning(
+        "no run_id: every run of this model shares one session contract, so a syncer could continue a stale "
+        "checkpoint of another run; give run_id='...' or set YETO_RUN_ID"
+    )
 
 
 def _profile_hash(profile: object) -> bytes:

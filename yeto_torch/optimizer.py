@@ -151,7 +151,9 @@ class YetoOuterOptimizer(OptimizerWrapper):
         if learner is None:
             return super()._step(closure, **inner_arguments)
         if learner.installed:
-            self._warn_ended()
+            if not self._warned:
+                self._warned = True
+                warnings.warn("step() after the run has finished: the final parameters stay as they are", stacklevel=4)
             value = value_of(closure)
             learner.stepped(None)
             return value
@@ -185,11 +187,6 @@ class YetoOuterOptimizer(OptimizerWrapper):
         """A mode moves the parameters, so that none may change behind the final cut."""
         if self._learner is None or not self._learner.installed:
             super()._switch(mode)
-
-    def _warn_ended(self) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn("step() after the run has finished: the final parameters stay as they are", stacklevel=5)
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group to the (first) inner optimizer, before the first step.

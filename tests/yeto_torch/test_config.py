@@ -135,8 +135,8 @@ def test_dtype_and_hashes():
     assert LearnerConfig.resolve({}, **GOOD).profile_hash is None
 
 
-def test_without_a_run_id_the_contract_is_the_fingerprint_and_a_warning_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(yeto_torch.config, "_warned_about_run_id", False)
+def test_without_a_run_id_the_contract_is_the_fingerprint_and_a_warning_says_so_once(caplog):
+    yeto_torch.config._warn_about_run_id.cache_clear()
     fingerprint = bytes(range(32))
     with caplog.at_level(logging.WARNING, "yeto_torch"):
         config = LearnerConfig.resolve({}, syncer="h:1", learner_id=0)

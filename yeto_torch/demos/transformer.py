@@ -46,12 +46,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A GPT without dropout; the output layer is tied to the character embedding.
-
-    Args:
-        width: of the residual stream; a multiple of ``HEADS``.
-        layers: how many blocks.
-    """
+    """A GPT without dropout, output and character embedding tied; ``width`` is a multiple of ``HEADS``."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error))
     wrong = 0
     for finding in examine(patient):
-        print(f"{'ok' if finding.ok else 'FAIL':<5} {finding.name:<11} {_plain(finding.text)}", flush=True)
+        print(f"{'ok' if finding.cure is None else 'FAIL':<5} {finding.name:<11} {_plain(finding.text)}", flush=True)
         if finding.cure is not None:
             wrong += 1
             print(f"      {'':<11} -> {finding.cure}", flush=True)
@@ -73,16 +73,8 @@ def _patient(arguments: argparse.Namespace) -> Patient:
     tls = tls_from(os.environ, given or (True if arguments.tls else None))
     if (arguments.parameters is None) != (arguments.step_time_s is None):
         raise ValueError("--parameters and --step-time-s: the plan needs both")
-    return Patient(
-        address,
-        client_tls(tls, address[0]),
-        _key(arguments),
-        arguments.streams,
-        arguments.seconds,
-        arguments.parameters,
-        arguments.step_time_s,
-        arguments.learners,
-    )
+    fleet = arguments.parameters, arguments.step_time_s, arguments.learners
+    return Patient(address, client_tls(tls, address[0]), _key(arguments), arguments.streams, arguments.seconds, *fleet)
 
 
 def _key(arguments: argparse.Namespace) -> bytes | None:

@@ -26,10 +26,6 @@ class Finding:
     text: str
     cure: str | None = None
 
-    @property
-    def ok(self) -> bool:
-        return self.cure is None
-
 
 @dataclass(frozen=True, slots=True)
 class Patient:

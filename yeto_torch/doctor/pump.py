@@ -29,12 +29,7 @@ def layout_for(streams: int) -> WireLayout:
 
 
 class Pump:
-    """Sends until ``seconds`` are over.
-
-    Args:
-        group: started.
-        make: the message of a fragment.
-    """
+    """Sends on a started ``group`` until ``seconds`` are over; ``make`` gives the message of a fragment."""
 
     def __init__(self, group: Group, make: Callable[[int], Message], fragments: int, seconds: float) -> None:
         self._group, self._make = group, make

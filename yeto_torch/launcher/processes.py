@@ -76,8 +76,7 @@ def leashed(command: Sequence[str]) -> list[str]:
 def python_environment(sharing: int | None = None) -> dict[str, str]:
     """Ours, for a child that runs Python: unbuffered, and with the checkout, which need not be installed.
 
-    Args:
-        sharing: how many such children share the cores, unless the user has chosen; None = its libraries decide.
+    ``sharing``: how many such children share the cores, unless the user has chosen; None = its libraries decide.
     """
     env = dict(os.environ)
     if sharing is not None:
@@ -155,18 +154,13 @@ class Child:
 
 
 class Children:
-    """Starts children and hands out, in order of arrival, what they say and how they end. Used by one thread.
-
-    Attributes:
-        alive: those whose end was not taken yet.
-        interrupted: a signal to us was taken.
-    """
+    """Starts children and hands out, in order of arrival, what they say and how they end. Used by one thread."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # its put() may be called from a signal handler
         self._room = threading.Semaphore(MAX_WAITING_LINES)
-        self.alive: list[Child] = []
-        self.interrupted = False
+        self.alive: list[Child] = []  # those whose end was not taken yet
+        self.interrupted = False  # a signal to us was taken
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> Child:
         """Start ``command`` in its own process group, without input, with stdout and stderr in one pipe.

@@ -27,21 +27,15 @@ _COMPARE_BYTES = 1 << 20
 
 
 class FinalCut:
-    """The final cut of a layout of ``fragments`` fragments.
-
-    Attributes:
-        manifest: of this connection.
-        installed: what the parameters hold.
-        started: its acknowledgement was queued on this connection.
-        acked: its acknowledgement was handed to a socket.
-    """
+    """The final cut of a layout of ``fragments`` fragments."""
 
     def __init__(self, fragments: int) -> None:
         self._fragments = fragments
         self._held: dict[int, FinalFragment] = {}
-        self.manifest: FinalManifest | None = None
-        self.installed: FinalManifest | None = None
-        self.started = self.acked = False
+        self.manifest: FinalManifest | None = None  # of this connection
+        self.installed: FinalManifest | None = None  # what the parameters hold
+        self.started = False  # its acknowledgement was queued on this connection
+        self.acked = False  # it was handed to a socket
 
     def reset(self) -> None:
         """The connection is gone, and with it what it had sent."""

@@ -138,11 +138,9 @@ class Link:
     # ------------------------------------------------------------------------------------------ the owner's calls
 
     def start(self, at_exit: Callable[[], None], inits: Mapping[int, Buffer]) -> None:
-        """Begin to dial.
+        """Begin to dial; ``at_exit`` is called if the process exits before ``close``.
 
-        Args:
-            at_exit: called if the process exits before ``close``.
-            inits: encoded starting values per fragment, on learner 0; dropped as the fragments are seen.
+        ``inits``: encoded starting values per fragment, on learner 0; dropped as the fragments are seen.
         """
         self._inits = dict(inits)
         self._at_exit = atexit.register(at_exit)
@@ -354,7 +352,8 @@ class Link:
 
     def _push(self, group: Group, outgoing: Outgoing) -> None:
         respond, fragment = outgoing.respond, outgoing.respond.pull.fragment
-        dtype = self._hello.dtype
+        delta, dtype = outgoing.delta, self._hello.dtype
+        zeros = self._hello.layout.nbytes(fragment, dtype)  # zero bytes are zeros in every dtype
         push = PushFragment(
             self._hello.learner_id,
             fragment,
@@ -364,10 +363,7 @@ class Link:
             respond.local_step,
             respond.c_steps,
             respond.c_tokens,
-            # zero bytes are zeros in every dtype
-            bytes(self._hello.layout.nbytes(fragment, dtype))
-            if outgoing.delta is None
-            else encode_tensor(outgoing.delta, dtype),
+            bytes(zeros) if delta is None else encode_tensor(delta, dtype),
         )
         if group.send(push, partial(self._push_left, respond.generation, fragment)):
             with self.lock:

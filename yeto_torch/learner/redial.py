@@ -16,21 +16,14 @@ COMPLAIN_EVERY_S = 10.0
 
 
 class Redial:
-    """One learner's attempts.
-
-    Args:
-        limit: redials without a broadcast in between before giving up; None = never.
-
-    Attributes:
-        cause: why the last attempt or connection ended; empty before the first.
-    """
+    """One learner's attempts. ``limit``: redials without a broadcast in between before giving up; None = never."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
         self._redials = 0
         self._pause_s = FIRST_PAUSE_S
         self._complained_at: float | None = None
-        self.cause = ""
+        self.cause = ""  # why the last attempt or connection ended
 
     @property
     def exhausted(self) -> bool:

@@ -236,11 +236,7 @@ class Session:
     # ------------------------------------------------------------------------------------------ the training thread
 
     def boundary(self, local_step: int, tokens: int) -> list[Effect]:
-        """What the training thread must do now, in order.
-
-        Args:
-            local_step, tokens: totals of the process, the step just made included.
-        """
+        """What the training thread must do now, in order; the totals of the process include the step just made."""
         if self.failure is not None:
             return [Fail(self.failure)]
         install = self._cut.installation()

@@ -79,15 +79,9 @@ def resharding(named_parameters: object) -> Callable[[], None]:
 
 
 def check_wrapping(named_parameters: object, names: Iterable[str], group: object) -> None:
-    """Refuse a model whose wrapper and ``process_group`` do not fit.
+    """Refuse a model whose wrapper and ``process_group`` do not fit; ``names`` have the wrappers' segments.
 
-    Args:
-        named_parameters: what the user gave.
-        names: the parameters' names with the wrappers' segments.
-        group: ``process_group``.
-
-    Raises:
-        ValueError: FSDP1; a DDP model of several ranks without a group.
+    Raises ValueError: FSDP1; a DDP model of several ranks without a group.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
@@ -106,13 +100,8 @@ def check_wrapping(named_parameters: object, names: Iterable[str], group: object
 def check_shards(parameters: Mapping[str, Tensor], ranks: Sequence[int] | None) -> None:
     """Refuse a DTensor that cannot be exchanged.
 
-    Args:
-        parameters: by clean name.
-        ranks: of the learner, as numbers of the world; None for a learner without a process group.
-
-    Raises:
-        ValueError: names the parameter: no group; a mesh of other ranks; a placement that is neither Shard nor
-            Replicate.
+    ``ranks`` of the learner are numbers of the world; None without a process group. Raises ValueError naming the
+    parameter: no group; a mesh of other ranks; a placement that is neither Shard nor Replicate.
     """
     for name, parameter in parameters.items():
         if is_sharded(parameter):

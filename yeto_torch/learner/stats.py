@@ -41,16 +41,8 @@ class Stats:
 
 def numbers_of(stats: Stats) -> tuple[int, ...]:
     """All of it but ``stall_seconds``, as whole numbers for another rank."""
-    return (
-        stats.global_step,
-        stats.pushes,
-        stats.bytes_sent,
-        stats.bytes_received,
-        stats.merges,
-        stats.reconnects,
-        int(stats.connected),
-        *stats.versions,
-    )
+    moved = stats.pushes, stats.bytes_sent, stats.bytes_received
+    return stats.global_step, *moved, stats.merges, stats.reconnects, int(stats.connected), *stats.versions
 
 
 def stats_of(numbers: Sequence[int], stall_s: float) -> Stats:

@@ -58,12 +58,7 @@ class _Taken:
 
 
 class Syncs:
-    """Notes what a boundary takes over, and tells it.
-
-    Args:
-        fragments: of the layout.
-        on_sync: the user's; None = nobody listens.
-    """
+    """Notes what a boundary takes over, and tells the user's ``on_sync``; None = nobody listens."""
 
     def __init__(self, fragments: int, on_sync: OnSync | None) -> None:
         self._on_sync = on_sync

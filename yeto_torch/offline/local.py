@@ -162,13 +162,13 @@ class LocalLearner:
         self._syncs.adopted(index, self._step, self.local_step, self.tokens)
 
     def _recover(self, error: NonFiniteError) -> None:
-        """Put every fragment that is not sound back on its anchor, and forget what the inner optimizer made of it."""
+        """Put every fragment that is not finite back on its anchor, and forget what the inner optimizer made of it."""
         back = []
         for index, fragment in enumerate(self._fragments):
-            unsound = self._exchange.nonfinite(index)
-            if unsound:
+            nonfinite = self._exchange.nonfinite(index)
+            if nonfinite:
                 self._put_back(index, fragment)
-                forget(self._inner, unsound)
+                forget(self._inner, nonfinite)
                 back.append(index)
         log.warning("%s; fragments %s were put back on their last merge", error, back)
 

@@ -45,15 +45,11 @@ class _Record:
 
 
 class Rendezvous:
-    """A context in which one rank gets ready; its end is where all ranks meet. Without a group it does nothing.
-
-    Attributes:
-        layout: set it inside, unless YETO_DISABLE is set.
-    """
+    """A context in which one rank gets ready; its end is where all ranks meet. Without a group it does nothing."""
 
     def __init__(self, ranks: RankGroup | None) -> None:
         self._ranks = ranks
-        self.layout: Layout | None = None
+        self.layout: Layout | None = None  # to be set inside, unless YETO_DISABLE is set
 
     def __enter__(self) -> Rendezvous:
         return self

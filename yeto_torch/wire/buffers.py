@@ -46,13 +46,10 @@ class Spare:
 
     What is lent comes back when the last view of it is gone, wherever that happens, within a garbage collection too. (A
     ``__del__`` that saves a view out of a garbage cycle saves it too late: it may have been lent again.)
-
-    Attributes:
-        keep: how many mappings are kept at most; the oldest goes first.
     """
 
     def __init__(self, keep: int) -> None:
-        self.keep = keep
+        self.keep = keep  # so many mappings at most; the oldest goes first
         self._kept: list[_Pages] = []
 
     def __len__(self) -> int:

@@ -40,13 +40,9 @@ class Limits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FirstFrameLimits:
-    """A fresh socket may say HELLO or DATA_HELLO and nothing else.
+    """A fresh socket may say HELLO or DATA_HELLO and nothing else."""
 
-    Attributes:
-        hello_bytes: the longest HELLO; less than the protocol's own limit once the session's layout is known.
-    """
-
-    hello_bytes: int = FIRST_FRAME_LIMIT_BYTES
+    hello_bytes: int = FIRST_FRAME_LIMIT_BYTES  # the longest HELLO; less once the session's layout is known
 
     def max_payload(self, kind: MessageType) -> int:
         if kind is MessageType.HELLO:

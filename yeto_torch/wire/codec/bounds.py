@@ -36,11 +36,7 @@ def is_block_bounded(values: Tensor) -> bool:
 
 
 def check_bounded(values: Tensor) -> None:
-    """Raise PeerError unless every value is finite and at most 2^100 in magnitude.
-
-    Args:
-        values: [n] f32 or bf16, typically a view of received bytes about to become an anchor.
-    """
+    """Raise PeerError unless all ``values``, [n] f32 or bf16 that came from a peer, are bounded."""
     if not is_bounded(values):
         if bool(torch.isfinite(values).all()):
             raise PeerError("tensor bytes hold a value above 2^100 in magnitude")

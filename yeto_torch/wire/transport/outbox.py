@@ -68,11 +68,7 @@ class Job:
 
 
 class Outbox:
-    """The sending half of a group. Not thread-safe by itself.
-
-    Args:
-        num_streams: data streams declared in HELLO (S).
-    """
+    """The sending half of a group with ``num_streams`` data streams, as HELLO declared. Not thread-safe by itself."""
 
     def __init__(self, num_streams: int) -> None:
         self._num_streams = num_streams

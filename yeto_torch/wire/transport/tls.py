@@ -134,11 +134,7 @@ class ClientTls:
 class TlsSocket:
     """A TCP socket that speaks TLS. One thread may read and another write; ``shutdown`` comes from any.
 
-    Args:
-        tcp: connected; it is owned from here on.
-        context: of ``server_context`` or ``client_context``.
-        server_side: this side listened.
-        server_hostname: what the server's certificate must name.
+    ``tcp`` is connected, and owned from here on. ``server_hostname``: what the server's certificate must name.
     """
 
     def __init__(
