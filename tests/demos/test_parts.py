@@ -111,8 +111,6 @@ def test_a_run_is_read_from_its_folder(tmp_path):
     learner = view.learners[1]
     assert (learner.step, learner.loss, learner.bytes_moved) == (30, 1.0, 7)
     assert learner.steps_per_s == pytest.approx(29 / 3)
-    assert learner.curve.loss == [(1, 2.0), (21, 1.0)]
-    assert learner.curve.held_out_accuracy == [(26, 50.0)]
     assert learner.held_out == [(12.5, 50.0, 1.5)]
     assert [learner.steps_at(time) for time in (9.9, 10.0, 11.0, 13.0, 14.0)] == [0, 1, 11, 30, 30]
 
@@ -122,7 +120,6 @@ def test_what_the_fleet_is_compared_with_is_evaluated_when_it_is_asked_to_be():
     synchronous, alone = train_synchronously(task, 2, 7, evaluate_at=[0, 3, 6]), train_alone(task, 0, 7, [0, 6, 12])
     for curve, expected in ((synchronous, [0, 3, 6, 7]), (alone, [0, 6, 7])):
         assert [step for step, _, _ in curve.held_out] == expected
-        assert curve.held_out_accuracy == [(step, accuracy) for step, accuracy, _ in curve.held_out]
         assert curve.held_out[-1] == (7, curve.accuracy, curve.final_loss)
     assert synchronous.held_out[0] == alone.held_out[0]  # the same weights, the same data
 

@@ -11,25 +11,18 @@ from torch import Tensor
 
 from yeto_torch.demos.task import Task, evaluate, inner_optimizer, loss_of, set_lr
 
-LOSS_EVERY = 4  # steps
 EVALUATE_AT = range(0, 1_000_000, 25)  # steps
 Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 @dataclass
 class Curve:
-    """What one training went through, as (steps made, value) pairs, and where it ended."""
+    """What one training went through, and where it ended."""
 
-    loss: list[tuple[int, float]] = field(default_factory=list)  # of single batches
-    held_out_accuracy: list[tuple[int, float]] = field(default_factory=list)
     held_out: list[tuple[int, float, float]] = field(default_factory=list)  # steps, accuracy, loss
     accuracy: float = 0.0  # percent, held-out, at the end
     final_loss: float = 0.0  # nats, held-out, at the end
     seconds: float = 0.0  # of training; preparing the data is not in it
-
-    def add_held_out(self, step: int, accuracy: float, loss: float) -> None:
-        self.held_out_accuracy.append((step, accuracy))
-        self.held_out.append((step, accuracy, loss))
 
 
 def train_alone(task: Task, learner: int, steps: int, evaluate_at: Container[int] = EVALUATE_AT) -> Curve:
@@ -49,16 +42,14 @@ def _train(task: Task, streams: Sequence[Batches], steps: int, evaluate_at: Cont
     began = time.perf_counter()
     for step in range(steps):
         if step in evaluate_at:
-            curve.add_held_out(step, *evaluate(model, task))
+            curve.held_out.append((step, *evaluate(model, task)))
         set_lr(optimizer, task, step / steps)
         parts = [next(stream) for stream in streams]
         loss = loss_of(model, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if step % LOSS_EVERY == 0:
-            curve.loss.append((step, loss.item()))
     curve.seconds = time.perf_counter() - began
     curve.accuracy, curve.final_loss = evaluate(model, task)
-    curve.add_held_out(steps, curve.accuracy, curve.final_loss)
+    curve.held_out.append((steps, curve.accuracy, curve.final_loss))
     return curve

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from yeto_torch.demos.baselines import Curve
 from yeto_torch.launcher.folder import RunFolder
 
 Entry = dict[str, Any]
@@ -37,7 +36,6 @@ class JsonLines:
 class LearnerView:
     """One learner as its metrics tell."""
 
-    curve: Curve = field(default_factory=Curve)
     step: int = 0
     loss: float | None = None
     steps_per_s: float = 0.0
@@ -53,9 +51,7 @@ class LearnerView:
             self.steps_per_s = (step - self._steps[0][1]) / elapsed
         if "loss" in entry:
             self.loss = entry["loss"]
-            self.curve.loss.append((step, entry["loss"]))
         if "held_out_accuracy" in entry:
-            self.curve.held_out_accuracy.append((step, entry["held_out_accuracy"]))
             self.held_out.append((entry["time"], entry["held_out_accuracy"], entry["held_out_loss"]))
         if "done" in entry:
             self.bytes_moved = entry["bytes_sent"] + entry["bytes_received"]
