@@ -17,7 +17,8 @@ from benchmarks.harness import Figure, Size, Target, alternate, both, not_measur
 from benchmarks.merge import Round
 from benchmarks.model import Matrices, millions
 from benchmarks.stage import Launch, launch
-from syncer.merge import decode_gradient, merge_fragment
+from syncer.merge.intake import decode_gradient
+from syncer.merge.merge import merge_fragment
 from syncer.state import GlobalState
 from yeto_torch.fragments import bind, build_layout
 from yeto_torch.learner.exchange import Exchange

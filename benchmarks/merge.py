@@ -14,8 +14,8 @@ import torch
 from benchmarks.harness import Figure, Size, Target, alternate, both, ratios, seconds
 from benchmarks.model import millions
 from benchmarks.stage import Launch, launch
-from syncer.merge import merge_fragment, nesterov_step
-from syncer.merge.nesterov import Bounds
+from syncer.merge.merge import merge_fragment
+from syncer.merge.nesterov import Bounds, nesterov_step
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import WireFragment
 

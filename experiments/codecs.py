@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from syncer.merge import decode_gradient
+from syncer.merge.intake import decode_gradient
 from yeto_torch.wire.codec import encode
 from yeto_torch.wire.constants import WireDType
 

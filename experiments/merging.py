@@ -13,8 +13,8 @@ from torch import Tensor
 
 from experiments.codecs import decode_answer
 from experiments.configs import Fleet
-from syncer.merge import merge_fragment
 from syncer.merge.gain import answers_of
+from syncer.merge.merge import merge_fragment
 from syncer.merge_words import correction_of, spectrum_of
 from syncer.merger import outer_momentum
 from yeto_torch.fragments import build_layout

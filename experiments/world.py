@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from experiments.codecs import answer_dtype, bulk_of, encode_answer
 from experiments.configs import Fleet
 from experiments.merging import aligned_gain, decoded, outer_gradient, outer_step
-from syncer.merge import learner_weight
+from syncer.merge.intake import learner_weight
 from syncer.plan.network import framed_bytes
 from syncer.state import GlobalState
 from yeto_torch.fragments import bind, collect

@@ -43,23 +43,11 @@ def export(argv: Sequence[str]) -> None:
 
 
 def read_with_layout(source: str | Path, layout_path: str | Path | None) -> tuple[Snapshot, Layout | None]:
-    """A checkpoint and, if one is named, the layout it fits. Raises StateError."""
+    """A checkpoint and, if one is named, the layout it fits as far as the file can tell. Raises StateError."""
     snapshot = read_checkpoint(source)
     if layout_path is None:
         return snapshot, None
     layout = Layout.load(layout_path)
-    check_layout(snapshot, layout, source, layout_path)
-    return snapshot, layout
-
-
-def write_model(target: str | Path, snapshot: Snapshot, layout: Layout | None, what: str) -> str:
-    """Write the parameters as safetensors to ``target``; returns how its tensors are called. Raises StateError."""
-    write_atomically(target, safetensors_parts(tensors_of(snapshot, layout), metadata(snapshot, layout)), what)
-    return "named by the layout" if layout is not None else "one flat tensor per fragment"
-
-
-def check_layout(snapshot: Snapshot, layout: Layout, source: str | Path, layout_path: str | Path) -> None:
-    """Raises StateError unless ``layout`` is, as far as the file can tell, the checkpoint's."""
     if snapshot.fingerprint is not None and snapshot.fingerprint != layout.fingerprint:
         raise StateError(
             f"checkpoint {source}: its layout is {snapshot.fingerprint.hex()}, but that of {layout_path} is "
@@ -70,6 +58,13 @@ def check_layout(snapshot: Snapshot, layout: Layout, source: str | Path, layout_
         raise StateError(
             f"checkpoint {source}: its fragments have {_brief(ours)} values, those of {layout_path} {_brief(theirs)}"
         )
+    return snapshot, layout
+
+
+def write_model(target: str | Path, snapshot: Snapshot, layout: Layout | None, what: str) -> str:
+    """Write the parameters as safetensors to ``target``; returns how its tensors are called. Raises StateError."""
+    write_atomically(target, safetensors_parts(tensors_of(snapshot, layout), metadata(snapshot, layout)), what)
+    return "named by the layout" if layout is not None else "one flat tensor per fragment"
 
 
 def tensors_of(snapshot: Snapshot, layout: Layout | None) -> list[NamedTensor]:

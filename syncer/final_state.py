@@ -22,7 +22,7 @@ from syncer.checkpoint.format import pieces
 from yeto_torch.wire.buffers import Buffer
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.errors import LocalError, StateError
-from yeto_torch.wire.layout import WireFragment, WireLayout
+from yeto_torch.wire.layout import WireLayout
 from yeto_torch.wire.model_layout import Layout
 
 if TYPE_CHECKING:
@@ -55,10 +55,8 @@ def write_final_state(
         params: per fragment, f32 on the CPU, all values of the fragment in wire order.
         wire_layout: the session's layout; without ``names`` tensors are called ``fragment.<f>.tensor.<i>`` and are
             flat, but for iso ones, whose rows and columns it knows.
-        step: the final global step, for the metadata.
-        fingerprint: 32 bytes, the session's, for the metadata as hex.
+        step, fingerprint: the final global step, and the session's 32 bytes, for the metadata.
         names: the semantic layout: parameter names and full shapes.
-        disk: the file system.
 
     Raises StateError when ``names`` describes another layout or the file cannot be written, LocalError when
     ``params`` does not fit ``wire_layout``.
@@ -83,16 +81,11 @@ def write_final_state(
 
 def numbered_shapes(layout: WireLayout) -> list[Shapes]:
     """Names and shapes per fragment when nobody knows the parameters' own."""
-    return [
-        [(f"fragment.{f}.tensor.{i}", shape) for i, shape in enumerate(_wire_shapes(fragment))]
-        for f, fragment in enumerate(layout.fragments)
-    ]
-
-
-def _wire_shapes(fragment: WireFragment) -> list[tuple[int, ...]]:
-    if fragment.mode is MergeMode.ISO:
-        return list(fragment.dims)
-    return [(numel,) for numel in fragment.numels]
+    found: list[Shapes] = []
+    for f, fragment in enumerate(layout.fragments):
+        shapes = fragment.dims if fragment.mode is MergeMode.ISO else ((numel,) for numel in fragment.numels)
+        found.append([(f"fragment.{f}.tensor.{i}", shape) for i, shape in enumerate(shapes)])
+    return found
 
 
 def named_shapes(layout: Layout) -> list[Shapes]:

@@ -68,12 +68,7 @@ class Merged:
 
 
 class Merger:
-    """All merges of one session, each done when ``start`` returns.
-
-    Args:
-        policy: backend and correction.
-        layout: the session's.
-    """
+    """All merges of one session, each done when ``start`` returns."""
 
     def __init__(self, policy: SyncerPolicy, layout: WireLayout) -> None:
         self._policy, self._layout = policy, layout
@@ -123,11 +118,7 @@ class Merger:
 
 
 class PooledMerger(Merger):
-    """Iso fragments go through the pool's children, which are started at once.
-
-    Args:
-        post: passes pool events to the actor; called from the pool's threads.
-    """
+    """Iso fragments go through the pool's children, which are started at once and call ``post`` from its threads."""
 
     def __init__(self, policy: SyncerPolicy, layout: WireLayout, post: Callable[[MergerEvent], None]) -> None:
         super().__init__(policy, layout)

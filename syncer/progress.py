@@ -122,12 +122,7 @@ class View:
 
 
 class Progress:
-    """Rounds done, rate, time left; learners and their lag; bytes; what is awaited.
-
-    Args:
-        policy: the configuration.
-        moved: asked for the bytes moved so far, from any thread.
-    """
+    """Rounds done, rate, time left; learners and their lag; bytes, for which ``moved`` is asked from any thread."""
 
     def __init__(self, policy: SyncerPolicy, moved: Moved) -> None:
         self._budget = policy.budget_learner_steps  # the learners' steps end the process then, not the total

@@ -20,8 +20,7 @@ from syncer.config.policy import SyncerPolicy
 from syncer.core import events as ev
 from syncer.core.events import Member
 from syncer.merge.blocks import norm
-from syncer.merge.intake import decode_gradient
-from syncer.merge.weights import learner_weight
+from syncer.merge.intake import decode_gradient, learner_weight
 from yeto_torch.wire import codec
 from yeto_torch.wire.errors import PeerError
 from yeto_torch.wire.messages import BudgetDone, FinalAck, Heartbeat, Hello, InitParams, Message, PushFragment
@@ -30,15 +29,11 @@ _MAX_EVENTS = 64  # unhandled events of one group
 _SHORT = 1 << 18  # values
 
 Post = Callable[[ev.Event, float, Callable[[], None] | None], None]
-"""(event, arrival in monotonic seconds, what to call once it is handled)."""
+"""Hands the actor (event, arrival in monotonic seconds, what to call once it is handled); does not block."""
 
 
 class Decoding:
-    """Tensors between their last byte and their event, over all groups: time must not pass them.
-
-    Args:
-        post: hands an event to the actor; does not block.
-    """
+    """Tensors between their last byte and their event, over all groups: time must not pass them."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
@@ -78,9 +73,7 @@ class Reception:
     Args:
         policy: the pipeline bounds the tensors that wait; ``merge.max_norm_ratio`` asks for norms.
         device: where decoded gradients go.
-        post: hands an event to the actor.
-        decoding: through which tensors go to the actor.
-        member, hello: whose group it is, and what it said.
+        post, decoding: through which events, and tensors, go to the actor.
         on_first_beat: called once, when the group proves that it sends heartbeats.
     """
 

@@ -90,10 +90,7 @@ class _Ticket:
 class Server:
     """Accepts learners for one syncer process.
 
-    Args:
-        policy: the configuration.
-        device: where decoded gradients go.
-        post: hands an event to the actor; called from many threads.
+    Decoded gradients go to ``device``; ``post`` is called from many threads.
 
     Raises RunError when TLS is configured and its files have changed since they were checked.
     """

@@ -95,11 +95,10 @@ class BenchmarkPlan:
     """What to conduct.
 
     Attributes:
-        learners: size of the fleet.
-        budget_steps: local steps of each.
+        budget_steps: local steps of each learner.
         folder: the run folder, absolute, new or empty.
         command: the user's learner, as arguments of the Python interpreter; None = the default learner.
-        options: the default learner's, dotted key -> value.
+        options: the default learner's, key -> value.
         baseline: train the synchronous arm too.
         stop_grace_s: how long a child may take to end once it is asked to.
         host, port: of the syncer; port 0 = any free one.
@@ -121,10 +120,9 @@ class BenchmarkPlan:
 
 
 def make_plan(config: BenchmarkConfig, command: Sequence[str] | None) -> BenchmarkPlan:
-    """Check every value, alone and together. Raises ValueError, one line: the key, the value, the legal range.
+    """Check every value, alone and together, and ``command``, what stood behind ``--`` (None when there was none).
 
-    Args:
-        command: what stood behind ``--``, None when there was none.
+    Raises ValueError, one line: the key, the value, the legal range.
     """
     values = BENCHMARK.parsed(config)
     _check_decided(values)
@@ -170,7 +168,10 @@ def _syncer_config(config: BenchmarkConfig) -> SyncerConfig:
 
 def _check_learner(values: Values, command: Sequence[str] | None) -> None:
     if command is None:
-        _check_default_learner(values)
+        if values["learner.split"] == "classes" and values["learner.task"] != "digits":
+            raise wrong("learner.split", "classes", f"even for learner.task={values['learner.task']}")
+        if values["learner.split"] == "classes" and values["learners"] > 10:
+            raise wrong("learners", values["learners"], "at most 10 for learner.split=classes: there are ten digits")
         return
     for name in BENCHMARK.rules:
         if name.startswith("learner.") and values[name] != BENCHMARK.defaults[name]:
@@ -181,14 +182,6 @@ def _check_learner(values: Values, command: Sequence[str] | None) -> None:
         raise ValueError("no script behind --: must be a learner, as in -- train.py --epochs 3")
     if command[0] != "-m" and not Path(command[0]).is_file():
         raise ValueError(f"-- {command[0]}: must be an existing script, or -m MODULE")
-
-
-def _check_default_learner(values: Values) -> None:
-    if values["learner.split"] == "classes":
-        if values["learner.task"] != "digits":
-            raise wrong("learner.split", "classes", f"even for learner.task={values['learner.task']}")
-        if values["learners"] > 10:
-            raise wrong("learners", values["learners"], "at most 10 for learner.split=classes: there are ten digits")
 
 
 def _folder(path: Path | None) -> Path:

@@ -209,7 +209,6 @@ def write_atomically(path: str | Path, parts: Iterable[Buffer], what: str, disk:
         path: the target; its directory must exist. Its mode follows the umask.
         parts: the content in order; an exception of theirs passes through once the temporary is gone.
         what: what the file is called in an error.
-        disk: the file system.
     """
     target = Path(path)
     try:

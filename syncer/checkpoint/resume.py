@@ -23,13 +23,7 @@ from yeto_torch.wire.layout import WireLayout
 
 
 def at_start(facts: CheckpointFacts, backend: int, total_steps: int) -> str | None:
-    """Judge by the file alone, before anything listens.
-
-    Args:
-        facts: the file.
-        backend: the configured iso backend, 0 = scalar, 1 = torch-svd.
-        total_steps: the configured number of outer steps; a file exactly there goes on to finalization.
-    """
+    """Judge by the file alone, before anything listens; one that is at ``total_steps`` goes on to finalization."""
     if facts.version == 1 or facts.backend is None:
         return (
             "a V1 checkpoint does not say which iso backend wrote it, so it cannot be resumed; "
@@ -46,14 +40,7 @@ def at_start(facts: CheckpointFacts, backend: int, total_steps: int) -> str | No
 
 
 def at_hello(facts: CheckpointFacts, layout: WireLayout, fingerprint: bytes, contract: bytes) -> str | None:
-    """Judge by what a learner's HELLO adds, before any checkpoint state is installed.
-
-    Args:
-        facts: a file that ``at_start`` let pass.
-        layout: the numeric layout in HELLO.
-        fingerprint: 32 bytes, the layout's semantic identity.
-        contract: 32 bytes, the session contract.
-    """
+    """Judge a file that ``at_start`` let pass by what a learner's HELLO adds, before any of its state is installed."""
     if facts.fingerprint is not None and facts.fingerprint != fingerprint:
         return f"the checkpoint belongs to layout {_short(facts.fingerprint)}, this session has {_short(fingerprint)}"
     if facts.contract is None and contract != fingerprint:

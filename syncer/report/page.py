@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from syncer.config.policy import DRIVE_LIMIT
 from syncer.report import plots, timeline, words
@@ -39,7 +38,7 @@ class Section:
     name: str
     title: str
     sentence: str
-    picture: Markup | None
+    picture: str  # SVG, or nothing
     caption: str
 
 
@@ -71,20 +70,14 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     """(what, the number, what else)."""
     total = f"of {words.count(summary.total_steps)}" if summary.total_steps else "the end is not on the tape"
     late = sum(number for _, number in summary.rejected)
+    middle, most = (words.duration(ms / 1e3) for ms in (summary.ms_median, summary.ms_p95))
+    answers = f"{words.count(summary.answers)} of {words.count(summary.captured)}"
     return [
         ("rounds", words.count(summary.last_step), total),
         ("duration", words.duration(summary.duration_s), f"{summary.pace:.3g} rounds a minute"),
         ("learners", words.count(summary.learners), f"{words.count(summary.fragments)} fragments"),
-        (
-            "a round takes",
-            words.duration(summary.ms_median / 1e3),
-            f"95 % within {words.duration(summary.ms_p95 / 1e3)}",
-        ),
-        (
-            "answered in time",
-            words.percent(summary.answered),
-            f"{words.count(summary.answers)} of {words.count(summary.captured)} answers",
-        ),
+        ("a round takes", middle, f"95 % within {most}"),
+        ("answered in time", words.percent(summary.answered), f"{answers} answers"),
         ("fresh answers", words.percent(summary.fresh), "made from the newest version"),
         ("did not count", words.count(late), f"answers; {words.count(summary.retries)} further attempts"),
         ("received", words.size(summary.nbytes), "of answers that counted"),
@@ -94,25 +87,21 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
 def _sections(facts: Facts) -> list[Section]:
     series, summary = facts.series, facts.summary
     ids = tuple(row.id for row in facts.learners)
-    stale = (
-        "A fragment has a new version every time its turn comes; an answer counts from the version it was made from."
-    )
     shown = f" The {plots.ROWS} that missed most are shown." if len(ids) > plots.ROWS else ""
+    present = plots.participation(series, ids)
     staleness = plots.staleness(series) if summary.fresh < 1 else ""
     driven = "" if summary.over_driven is None else plots.drive(series)
     trouble = sum(number for _, number in summary.rejected) + summary.retries
     return [
-        _section("pace", "Pace", _pace(summary), timeline.pace(facts), "Level stretches are pauses."),
-        _section("latency", "How long a round takes", _latency(summary), plots.latency(series), _LATENCY),
-        _section(
-            "participation", "Who took part", _participation(facts), plots.participation(series, ids), _PRESENT + shown
-        ),
-        _section("contributions", "Who contributed", _share(facts), plots.contributions(series, ids), _WEIGHT),
-        _section("staleness", "How stale the answers were", _fresh(summary), staleness, stale),
-        _section("norms", "How far a merge moves", _norm(facts), plots.norms(series), _NORM),
-        _section("drive", "How hard the outer step drives", _drive(summary), driven, _DRIVE),
-        _section("trouble", "What did not count", _trouble(summary), plots.trouble(series) if trouble else "", ""),
-        _section("events", "What happened", _happened(facts), timeline.events(facts) if facts.events else "", ""),
+        Section("pace", "Pace", _pace(summary), timeline.pace(facts), "Level stretches are pauses."),
+        Section("latency", "How long a round takes", _latency(summary), plots.latency(series), _LATENCY),
+        Section("participation", "Who took part", _participation(facts), present, _PRESENT + shown),
+        Section("contributions", "Who contributed", _share(facts), plots.contributions(series, ids), _WEIGHT),
+        Section("staleness", "How stale the answers were", _fresh(summary), staleness, _STALE),
+        Section("norms", "How far a merge moves", _norm(facts), plots.norms(series), _NORM),
+        Section("drive", "How hard the outer step drives", _drive(summary), driven, _DRIVE),
+        Section("trouble", "What did not count", _trouble(summary), plots.trouble(series) if trouble else "", ""),
+        Section("events", "What happened", _happened(facts), timeline.events(facts) if facts.events else "", ""),
     ]
 
 
@@ -121,16 +110,13 @@ _LATENCY = (
 )
 _PRESENT = "A learner is captured by a round if it is connected at its launch; only then may it answer."
 _WEIGHT = "A learner's part in a merge is its tokens² / steps over the sum of all that answered."
+_STALE = "A fragment has a new version every time its turn comes; an answer counts from the version it was made from."
 _AT_ONCE = "every round was merged at its first attempt"
 _DRIVE = (
     "How far a step went along the learners' mean progress, in units of what the merge itself would have gone; the "
     f"dashed line is its limit, {DRIVE_LIMIT:g}. Agreement: the mean answer's length over the answers' mean length."
 )
 _NORM = "The Euclidean length of the merged outer gradient, before the outer learning rate and momentum."
-
-
-def _section(name: str, title: str, sentence: str, picture: str, caption: str) -> Section:
-    return Section(name, title, sentence, Markup(picture) if picture else None, caption)
 
 
 def _pace(summary: Summary) -> str:
@@ -200,10 +186,8 @@ def _trouble(summary: Summary) -> str:
 def _happened(facts: Facts) -> str:
     if not facts.events:
         return "The tape holds no events."
-    refused = facts.summary.refused
-    return f"{words.count(len(facts.events))} events" + (
-        f", {words.count(refused)} HELLOs refused." if refused else "."
-    )
+    refused = f", {words.count(facts.summary.refused)} HELLOs refused" if facts.summary.refused else ""
+    return f"{words.count(len(facts.events))} events{refused}."
 
 
 def _most_missing(learners: Sequence[LearnerRow]) -> list[LearnerRow]:

@@ -6,12 +6,16 @@ learners and fragments are numbers, reasons of rejections are counted elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from syncer.config.policy import DRIVE_LIMIT
+from syncer.report import words
 from syncer.report.checks import Numbers
 from syncer.report.series import BEHIND, Series
 from syncer.report.style import AGES, BLUE, EMPTY, INK, LEARNERS, MUTED, ORANGE, OTHERS, RED, TEAL, legend, picture
@@ -33,10 +37,8 @@ def latency(series: Series) -> str:
         axes.plot(x, series.quorum_ms / 1e3, color=TEAL, lw=1.4, label="until the quorum had answered")
         axes.plot(x, series.sync_ms / 1e3, color=ORANGE, lw=1.4, label="merge and commit")
         _seconds(axes, band.high, band.middle)
-        _rounds(axes, series)
-        legend(axes)
 
-    return picture("latency", draw)
+    return _over_rounds(series, "latency", draw)
 
 
 def participation(series: Series, ids: tuple[int, ...]) -> str:
@@ -52,10 +54,8 @@ def participation(series: Series, ids: tuple[int, ...]) -> str:
         axes.set_ylim(len(rows) - 0.1, -0.1)
         axes.set_yticks(np.arange(len(rows)) + 0.4, [f"learner {ids[row]}" for row in rows])
         axes.grid(False)
-        _rounds(axes, series)
-        legend(axes)
 
-    return picture("participation", draw, 0.9 + 0.3 * max(len(rows), 2))
+    return _over_rounds(series, "participation", draw, 0.9 + 0.3 * max(len(rows), 2))
 
 
 def _strip(axes: Axes, series: Series, place: int, answered: Numbers, missed: Numbers) -> None:
@@ -80,10 +80,8 @@ def staleness(series: Series) -> str:
         axes.set_ylim(0, most)
         axes.yaxis.set_major_locator(MaxNLocator(3))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if most > 0.03 else 2, symbol=" %"))
-        _rounds(axes, series)
-        legend(axes)
 
-    return picture("staleness", draw, 2.0)
+    return _over_rounds(series, "staleness", draw, 2.0)
 
 
 def contributions(series: Series, ids: tuple[int, ...]) -> str:
@@ -91,11 +89,7 @@ def contributions(series: Series, ids: tuple[int, ...]) -> str:
     order = np.argsort(-series.contribution.sum(axis=1), kind="stable")
     own = np.sort(order[: len(LEARNERS) if len(ids) <= len(LEARNERS) else len(LEARNERS) - 1])
     rest = [row for row in range(len(ids)) if row not in own]
-    areas, labels, colours = (
-        series.contribution[own],
-        [f"learner {ids[row]}" for row in own],
-        list(LEARNERS[: len(own)]),
-    )
+    areas, labels, colours = series.contribution[own], [f"learner {ids[row]}" for row in own], [*LEARNERS[: len(own)]]
     if rest:
         areas = np.vstack([areas, series.contribution[rest].sum(axis=0)])
         labels, colours = [*labels, f"{len(rest)} others"], [*colours, OTHERS]
@@ -103,11 +97,11 @@ def contributions(series: Series, ids: tuple[int, ...]) -> str:
     def draw(axes: Axes) -> None:
         _stack(axes, series, areas, labels, colours)
         axes.set_ylabel("part of the merge")
-        _shares(axes)
-        _rounds(axes, series)
-        legend(axes)
+        axes.set_ylim(0, 1)
+        axes.set_yticks([0, 0.5, 1])
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
 
-    return picture("contributions", draw, 2.4)
+    return _over_rounds(series, "contributions", draw, 2.4)
 
 
 def norms(series: Series) -> str:
@@ -130,10 +124,8 @@ def norms(series: Series) -> str:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
             axes.yaxis.set_minor_locator(NullLocator())
         axes.set_ylabel("norm of the merged gradient")
-        _rounds(axes, series)
-        legend(axes)
 
-    return picture("norms", draw, 2.8)
+    return _over_rounds(series, "norms", draw, 2.8)
 
 
 def drive(series: Series) -> str:
@@ -151,10 +143,8 @@ def drive(series: Series) -> str:
         if max(-least, most) > _DRIVE_SPREAD:
             axes.set_yscale("symlog", linthresh=_DRIVE_SPREAD)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        _rounds(axes, series)
-        legend(axes)
 
-    return picture("drive", draw, 2.4)
+    return _over_rounds(series, "drive", draw, 2.4)
 
 
 def trouble(series: Series) -> str:
@@ -163,16 +153,13 @@ def trouble(series: Series) -> str:
 
     def draw(axes: Axes) -> None:
         width = np.diff(series.step)
-        axes.bar(series.step[:-1], rejected, width, align="edge", color=ORANGE, label="answers not counted")
-        axes.bar(
-            series.step[:-1], series.retries, width, align="edge", bottom=rejected, color=RED, label="further attempts"
-        )
+        bars = partial(axes.bar, series.step[:-1], width=width, align="edge")
+        bars(rejected, color=ORANGE, label="answers not counted")
+        bars(series.retries, bottom=rejected, color=RED, label="further attempts")
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.set_ylabel("in a round" if series.per_column == 1 else f"in {series.per_column} rounds")
-        _rounds(axes, series)
-        legend(axes)
 
-    return picture("trouble", draw, 1.9)
+    return _over_rounds(series, "trouble", draw, 1.9)
 
 
 # ------------------------------------------------------------------ shared by the pictures above
@@ -201,18 +188,19 @@ def _marker(series: Series) -> str:
     return "o" if len(series.retries) <= _DOTS else ""
 
 
-def _rounds(axes: Axes, series: Series) -> None:
-    axes.set_xlim(series.step[0], series.step[-1])
-    axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")))
-    axes.set_xlabel("round", loc="right", color=MUTED)
-    axes.tick_params(axis="both", labelcolor=INK)
+def _over_rounds(series: Series, name: str, draw: Callable[[Axes], None], height_in: float = 2.6) -> str:
+    """What ``draw`` draws, over an axis of rounds and under a legend."""
 
+    def whole(axes: Axes) -> None:
+        draw(axes)
+        axes.set_xlim(series.step[0], series.step[-1])
+        axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: words.count(x)))
+        axes.set_xlabel("round", loc="right", color=MUTED)
+        axes.tick_params(axis="both", labelcolor=INK)
+        legend(axes)
 
-def _shares(axes: Axes) -> None:
-    axes.set_ylim(0, 1)
-    axes.set_yticks([0, 0.5, 1])
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    return picture(name, whole, height_in)
 
 
 def _seconds(axes: Axes, high: Numbers, middle: Numbers) -> None:

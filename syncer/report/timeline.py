@@ -88,9 +88,8 @@ def _places(members: Sequence[Event], began: float, duration_s: float) -> np.nda
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    return next(
-        ((u, n) for u, n in ((86400, "days"), (3600, "hours"), (60, "minutes")) if seconds >= 2 * u), (1, "seconds")
-    )
+    units = (86400, "days"), (3600, "hours"), (60, "minutes")
+    return next((unit for unit in units if seconds >= 2 * unit[0]), (1, "seconds"))
 
 
 def _clock(axes: Axes, end: float, name: str) -> None:

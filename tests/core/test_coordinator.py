@@ -19,8 +19,9 @@ def desk(learners=2, fragments=2, resumed=None, merges=True, **policy):
 
 def kinds(effects, *wanted):
     """The names of effects in order, without what is only told."""
-    wanted = wanted or tuple(fx.Effect.__subclasses__())
-    return [type(e).__name__ for e in effects if isinstance(e, wanted) and not isinstance(e, (fx.Say, fx.Note))]
+    return [
+        type(e).__name__ for e in effects if isinstance(e, wanted or fx.Effect) and not isinstance(e, (fx.Say, fx.Note))
+    ]
 
 
 def checkpoint(step, check=lambda *_: None, ledger=()):

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from syncer.merge import blocks, decode_gradient, merge_fragment, nesterov_step
+from syncer.merge import blocks
+from syncer.merge.intake import decode_gradient
+from syncer.merge.merge import merge_fragment
+from syncer.merge.nesterov import nesterov_step
 from syncer.state import GlobalState
 from tests.support import merge_oracle as oracle
 from yeto_torch.wire import codec

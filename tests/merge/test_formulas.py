@@ -9,11 +9,13 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from syncer.merge import blocks, flatten_spectrum, learner_weight, merge_fragment
+from syncer.merge import blocks
 from syncer.merge.average import average
 from syncer.merge.correction import Corrected
-from syncer.merge.iso import isotropic_average
+from syncer.merge.intake import learner_weight
+from syncer.merge.iso import flatten_spectrum, isotropic_average
 from syncer.merge.members import Uncorrected
+from syncer.merge.merge import merge_fragment
 from syncer.merge.rda import radial_directional_average
 from syncer.merge_words import correction_of
 from tests.support import merge_oracle as oracle

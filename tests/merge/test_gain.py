@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from experiments.merging import aligned_gain
 from syncer.config.policy import DRIVE_LIMIT
-from syncer.merge import merge_fragment, nesterov_step
 from syncer.merge.gain import STRETCHES, Alignment, Answers, answers_of, sampled
+from syncer.merge.merge import merge_fragment
+from syncer.merge.nesterov import nesterov_step
 from syncer.merger import outer_momentum
 from yeto_torch.wire.constants import MergeMode
 from yeto_torch.wire.layout import WireFragment

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from syncer.merge import decode_gradient
+from syncer.merge.intake import decode_gradient
 from yeto_torch.wire import codec
 from yeto_torch.wire.constants import WireDType
 from yeto_torch.wire.errors import PeerError

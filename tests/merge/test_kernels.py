@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from syncer.merge import blocks, kernels, merge_fragment
+from syncer.merge import blocks, kernels
 from syncer.merge.correction import Corrected
 from syncer.merge.gain import sampled
+from syncer.merge.merge import merge_fragment
 from syncer.merge.nesterov import nesterov_step
 from tests.support.kernel_switch import both_ways, same, working
 from yeto_torch.wire.constants import MergeMode

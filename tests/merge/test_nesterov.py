@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.merge import blocks, nesterov_step
-from syncer.merge.nesterov import Bounds
+from syncer.merge import blocks
+from syncer.merge.nesterov import Bounds, nesterov_step
 from tests.support import merge_oracle as oracle
 from tests.support.sgd_oracle import compare_with_sgd
 from yeto_torch.wire import codec

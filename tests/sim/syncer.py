@@ -24,8 +24,8 @@ from syncer.core.coordinator import Coordinator
 from syncer.core.events import Member
 from syncer.core.ledger import LedgerRow
 from syncer.merge import intake
+from syncer.merge.intake import learner_weight
 from syncer.merge.merge import merge_fragment
-from syncer.merge.weights import learner_weight
 from syncer.state import GlobalState
 from tests.sim.disk import CHECKPOINT, SimDisk
 from tests.sim.faults import CrashError, Faults

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from syncer.merge import nesterov_step
+from syncer.merge.nesterov import nesterov_step
 
 
 def compare_with_sgd(coefficients: Iterable[tuple[float, float]], *, steps: int = 20, numel: int = 1003) -> None:

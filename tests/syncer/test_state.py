@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from syncer.merge import learner_weight, merge_fragment
+from syncer.merge.intake import learner_weight
+from syncer.merge.merge import merge_fragment
 from syncer.state import GlobalState, resolve_device
 from tests.support import merge_oracle as oracle
 from yeto_torch.wire import codec

@@ -137,7 +137,9 @@ class LocalLearner:
         self._syncs.tell(lambda: self.stats)
 
     def _merge(self, index: int, fragment: _Fragment) -> None:
-        from syncer.merge import learner_weight, merge_fragment, nesterov_step  # only this mode needs them
+        from syncer.merge.intake import learner_weight  # only this mode needs these
+        from syncer.merge.merge import merge_fragment
+        from syncer.merge.nesterov import nesterov_step
         from syncer.merge_words import correction_of, spectrum_of
 
         try:
