@@ -128,8 +128,7 @@ def _load(policy: SyncerPolicy) -> Snapshot | None:
             )
         return None
     snapshot = files.read_checkpoint(checkpoint.path)
-    refusal = at_start(snapshot.facts, int(policy.merge.iso_backend), policy.total_steps)
-    if refusal is not None:
+    if (refusal := at_start(snapshot.facts, int(policy.merge.iso_backend), policy.total_steps)) is not None:
         raise StateError(f"checkpoint {checkpoint.path}: {refusal}")
     log.info("resuming from %s at step %d", checkpoint.path, snapshot.step)
     return snapshot

@@ -158,8 +158,7 @@ def _explained(keys: AnyKeys, error: BaseException, given: Mapping[str, object])
     """One line with the key, the value as it was given and the legal range, from whatever Hydra or OmegaConf raised."""
     cause: BaseException | None = error
     while cause is not None:
-        explanation = _explained_cause(keys, cause, given)
-        if explanation is not None:
+        if (explanation := _explained_cause(keys, cause, given)) is not None:
             return explanation
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from syncer.core.events import PushArrived
 from yeto_torch.wire.constants import U64_MAX
 
-Entry = tuple[int, int, int]
 LedgerRow = tuple[int, int, int, int]
 """(learner id, merges, steps, tokens)"""
 
@@ -21,7 +20,7 @@ class Ledger:
     """Counts what entered the model; a response counts once, at its round's commit."""
 
     def __init__(self, entries: Iterable[LedgerRow] = ()) -> None:
-        self._entries: dict[int, Entry] = {i: (merges, steps, tokens) for i, merges, steps, tokens in entries}
+        self._entries = {i: (merges, steps, tokens) for i, merges, steps, tokens in entries}
 
     def add(self, response: PushArrived) -> None:
         merges, steps, tokens = self._entries.get(response.member.learner_id, (0, 0, 0))

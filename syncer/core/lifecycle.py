@@ -365,8 +365,7 @@ class Lifecycle:
     def _on_ack(self, event: ev.AckArrived, now: float) -> None:
         if not self._roster.is_live(event.member):
             return
-        violation = self._final.acknowledge(event.member, event.step)
-        if violation is not None:
+        if (violation := self._final.acknowledge(event.member, event.step)) is not None:
             self._expel(event.member, violation, now)
         elif self._final.complete:
             self._complete()

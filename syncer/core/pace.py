@@ -55,8 +55,7 @@ class Pace:
 
     def step_s(self, members: Iterable[Member]) -> float | None:
         """The slowest member's estimate, or None when none has one."""
-        known = [self._step_s[m] for m in members if m in self._step_s]
-        return max(known) if known else None
+        return max((self._step_s[m] for m in members if m in self._step_s), default=None)
 
     def grace_s(self, members: Iterable[Member]) -> float:
         """The grace window of a round that has just reached its quorum."""

@@ -90,7 +90,6 @@ class SvdPool:
 
     Args:
         policy: devices, capacity and deadlines; ``auto`` is every CUDA device, or the CPU if there is none.
-        on_event: told about results, withdrawn jobs and the failure of the pool.
         command: what starts a child; ``--device`` and ``--threads`` are appended.
     """
 
