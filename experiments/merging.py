@@ -13,7 +13,7 @@ from torch import Tensor
 
 from experiments.codecs import decode_answer
 from experiments.configs import Fleet
-from syncer.merge.gain import answers_of
+from syncer.merge.gain import mean_answer
 from syncer.merge.merge import merge_fragment
 from syncer.merge_words import correction_of, spectrum_of
 from syncer.merger import outer_momentum
@@ -66,7 +66,7 @@ def outer_step(
     lr, mu = fleet.outer(mode)
     if fleet.guard == "off":
         return lr, mu
-    answers = answers_of(gradients, weights, momentum)
+    answers = mean_answer(gradients, weights, momentum)
     found = None if answers is None else answers.against(merged)
     return lr, outer_momentum(fleet.guard, found, lr, mu)
 

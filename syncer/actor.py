@@ -245,14 +245,14 @@ class Actor:
 
     def _commit(self, step: int, fragment: int) -> None:
         started = clock()
-        merged = self.merger.take(step)
+        merged = self.merger.finished(step)
         outer, lr = self.policy.outer, self.policy.outer.lr_at(step)
         merged.momentum = outer_momentum(outer.guard, merged.alignment, lr, outer.momentum)
         self.state.commit(step, fragment, merged.gradient, lr, merged.momentum, merged.norm)
         merged.seconds += clock() - started
 
     def _record(self, effect: fx.Record) -> None:
-        merged = self.merger.take(effect.step)
+        merged = self.merger.finished(effect.step)
         found, mu, lr = merged.alignment, merged.momentum, self.policy.outer.lr_at(effect.step)
         gain, drive = (found.gain(lr, mu), found.drive(lr, mu)) if found is not None else (None, None)
         if found is not None and gain is not None and drive is not None:

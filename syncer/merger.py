@@ -25,7 +25,7 @@ import torch
 from syncer.config.policy import DRIVE_LIMIT, IsoBackend, SyncerPolicy
 from syncer.core import effects as fx
 from syncer.merge.blocks import norm
-from syncer.merge.gain import Alignment, Answers, answers_of
+from syncer.merge.gain import Alignment, MeanAnswer, mean_answer
 from syncer.merge.iso import Spectrum
 from syncer.merge.merge import merge_fragment
 from syncer.merge_words import correction_of, spectrum_of
@@ -52,7 +52,7 @@ class Merged:
 
     step: int
     gradient: torch.Tensor
-    answers: Answers | None
+    answers: MeanAnswer | None
     started_at: float
     seconds: float = 0.0
     pending: int = 0  # matrices still with the pool
@@ -82,8 +82,8 @@ class Merger:
     def _merge(self, effect: fx.Merge, momentum: torch.Tensor, spectrum: Spectrum) -> Merged:
         started_at = time.monotonic()
         gradients = [cast(torch.Tensor, response.gradient) for response in effect.responses]
-        answers = answers_of(gradients, effect.weights, momentum)
-        gradient, length = merge_fragment(
+        answers = mean_answer(gradients, effect.weights, momentum)
+        gradient, norm = merge_fragment(
             self._layout.fragments[effect.fragment],
             gradients,
             effect.weights,
@@ -91,15 +91,15 @@ class Merger:
             correction=correction_of(self._policy.merge.delta_correction, self._policy.outer.momentum),
             spectrum=spectrum,
         )
-        merged = self._merged[effect.step] = Merged(effect.step, gradient, answers, started_at, norm=length)
+        merged = self._merged[effect.step] = Merged(effect.step, gradient, answers, started_at, norm=norm)
         return merged
 
-    def take(self, step: int) -> Merged:
-        """The finished merge of a round, to be committed."""
+    def finished(self, step: int) -> Merged:
+        """The merge of a round that is done, to be committed."""
         return self._merged[step]
 
     def forget(self, step: int) -> Merged | None:
-        """A round is committed, or was cancelled: its gradient goes."""
+        """A committed round is broadcast: its gradient goes. None for a version that was broadcast before."""
         return self._merged.pop(step, None)
 
     def delivered(self, event: MergerEvent) -> int | None:

@@ -64,8 +64,8 @@ class Lifecycle:
         self._policy, self._admission, self._rejections = policy, admission, rejections
         self._roster = Roster()
         self._ledger = Ledger(resumed.ledger if resumed else ())
-        self._rounds = Flight(policy, fragments, resumed.step if resumed else 0, self._ledger, rejections)
-        complete = self._rounds.schedule.complete
+        self._flight = Flight(policy, fragments, resumed.step if resumed else 0, self._ledger, rejections)
+        complete = self._flight.schedule.complete
         self._assembly = Assembly(policy, fragments, resumed=resumed is not None, complete=complete)
         self._final = Finalization(policy.total_steps, policy.final.ack_timeout_s)
         self._comings = RateLimiter(max(_COMINGS, 4 * policy.learners))
@@ -107,7 +107,7 @@ class Lifecycle:
         self._check_losses(now)
         self._check_reports(now)
         if self.phase is Phase.RUNNING and not self._issuance_closed:
-            self._do(*self._rounds.launch(self._roster.current, now))
+            self._do(*self._flight.launch(self._roster.current, now))
         return self._take()
 
     def next_deadline(self) -> float | None:
@@ -119,7 +119,7 @@ class Lifecycle:
                 times = [self._assembly.start_at, self._loss_at(), report_at]
             case Phase.RUNNING:
                 may_launch = bool(self._roster.current) and not self._issuance_closed
-                times = [self._loss_at(), report_at, self._rounds.next_deadline(may_launch=may_launch)]
+                times = [self._loss_at(), report_at, self._flight.next_deadline(may_launch=may_launch)]
             case Phase.FINALIZING:
                 times = [self._final.deadline]
         return min((t for t in times if t is not None), default=None)
@@ -134,7 +134,7 @@ class Lifecycle:
                     return f"cut-off: budget reports missing from learners {', '.join(map(str, self._cutoff.missing))}"
                 if not self._roster.current:
                     return f"step {self.committed}: no learner is connected"
-                return self._rounds.waiting_for()
+                return self._flight.waiting_for()
             case Phase.CUTTING:
                 return f"step {self.committed}: the SVD pool to finish"
             case Phase.FINALIZING:
@@ -151,7 +151,7 @@ class Lifecycle:
     @property
     def committed(self) -> int:
         """Global step t: rounds committed."""
-        return self._rounds.schedule.committed
+        return self._flight.schedule.committed
 
     # ------------------------------------------------------------------ plumbing
 
@@ -164,7 +164,7 @@ class Lifecycle:
 
     def _settle(self, now: float) -> None:
         if self.phase is Phase.RUNNING:
-            self._do(*self._rounds.settle(now))
+            self._do(*self._flight.settle(now))
 
     @property
     def _issuance_closed(self) -> bool:
@@ -178,19 +178,19 @@ class Lifecycle:
                 self._on_init(event, now)
             case ev.PushArrived(member):
                 if self._roster.is_live(member):
-                    self._do(*self._rounds.answer(event, now))
+                    self._do(*self._flight.answer(event, now))
             case ev.BeatArrived(member, local_step):
                 if self._roster.is_live(member):
-                    self._rounds.pace.observe_step(member, local_step, now)
+                    self._flight.pace.observe_step(member, local_step, now)
             case ev.MergeDone(step):
-                self._do(*self._rounds.merged(step, self._roster.current))
-                if self._rounds.schedule.complete:
+                self._do(*self._flight.merged(step, self._roster.current))
+                if self._flight.schedule.complete:
                     self._begin_cut()
             case ev.StepMeasured(fragment, driven, lr, momentum):
                 if (text := self._drive.committed(fragment, driven, lr, momentum)) is not None:
                     self._do(fx.Say(text, warning=True))
             case ev.RoundSynced(_, seconds):
-                self._rounds.pace.observe_sync(seconds)
+                self._flight.pace.observe_sync(seconds)
             case ev.AckArrived():
                 self._on_ack(event, now)
             case ev.BudgetReported():
@@ -244,7 +244,7 @@ class Lifecycle:
             self._send_cut(member)
 
     def _send_fragments(self, member: Member, fragments: tuple[int, ...]) -> None:
-        versions = self._rounds.schedule.versions
+        versions = self._flight.schedule.versions
         self._do(*(fx.Broadcast(f, versions[f], (member,)) for f in fragments))
 
     def _expel(self, member: Member, violation: str, now: float) -> None:
@@ -259,7 +259,7 @@ class Lifecycle:
         fields = {"id": member.learner_id, "generation": member.generation, "reason": reason}
         self._do(*self._comings.tell("leave", fields, f"{member} left: {reason}", now))
         self._roster.leave(member, now)
-        self._rounds.lose(member)
+        self._flight.lose(member)
         if self.phase is Phase.ASSEMBLING:
             self._assembly.forget(member)
             self._assemble(now)
@@ -281,12 +281,12 @@ class Lifecycle:
         """Start if nothing is missing any more; True when that happened."""
         if self.phase is not Phase.ASSEMBLING or not self._assembly.may_start(len(self._roster.current), now):
             return False
-        for fragment, version in enumerate(self._rounds.schedule.versions):
+        for fragment, version in enumerate(self._flight.schedule.versions):
             if owed := self._assembly.owed(fragment, self._roster.current):
                 self._do(fx.Broadcast(fragment, version, owed))
         self.phase = Phase.RUNNING
         self._do(fx.Say(f"training starts at step {self.committed} with {len(self._roster.current)} learners"))
-        if self._rounds.schedule.complete:
+        if self._flight.schedule.complete:
             self._begin_cut()
         return True
 
@@ -304,7 +304,7 @@ class Lifecycle:
             self._fail(f"the experiment is void: {void}")
             return
         if not was_closed:
-            cancelled = self._rounds.schedule.cancel()
+            cancelled = self._flight.schedule.cancel()
             self._do(
                 fx.Note("cutoff", {"step": self.committed, "first": member.learner_id, "cancelled": list(cancelled)}),
                 fx.Say(f"cut-off at step {self.committed}: {member} has used up its budget"),
@@ -360,7 +360,7 @@ class Lifecycle:
 
     def _send_cut(self, member: Member) -> None:
         self._final.queued(member)
-        self._do(fx.SendCut(member, self.committed, self._rounds.schedule.versions))
+        self._do(fx.SendCut(member, self.committed, self._flight.schedule.versions))
 
     def _on_ack(self, event: ev.AckArrived, now: float) -> None:
         if not self._roster.is_live(event.member):

@@ -84,7 +84,7 @@ class Alignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class MeanAnswer:
     """What the answers say of themselves, before they are merged. ``mean``: D as far as it is looked at, [k]."""
 
     mean: NDArray[np.float64]
@@ -99,7 +99,7 @@ class Answers:
         return Alignment(along, self.carried, self.agreement, self.lag)
 
 
-def answers_of(gradients: Sequence[Tensor], weights: Sequence[float], momentum: Tensor) -> Answers | None:
+def mean_answer(gradients: Sequence[Tensor], weights: Sequence[float], momentum: Tensor) -> MeanAnswer | None:
     """Look at a round's answers; None where their mean has no direction: no weight, or all of them zero.
 
     Args:
@@ -120,7 +120,7 @@ def answers_of(gradients: Sequence[Tensor], weights: Sequence[float], momentum: 
         return None
     norms = [share * math.sqrt(float(answer @ answer)) for share, answer in zip(shares, answers, strict=True)]
     lag = carried / math.sqrt(square * momentum_square) if momentum_square > 0 else None
-    return Answers(mean, square, carried / square, math.sqrt(square) / ordered_sum(norms), lag)
+    return MeanAnswer(mean, square, carried / square, math.sqrt(square) / ordered_sum(norms), lag)
 
 
 def sampled(tensors: Sequence[Tensor]) -> NDArray[np.float64]:

@@ -42,7 +42,7 @@ def merge_fragment(
         weights: one f64 per member. If they sum to 0 the result is zero.
         momentum: [numel] f32, the fragment's momentum before this step; not modified.
         correction: 0 leaves the gradients as they are; else each is corrected against the momentum first, and this is
-            the share of the momentum's norm that counts for that (True is all of it).
+            the share of the momentum's norm that counts for that.
         spectrum: the SVD backend for iso.
 
     Returns:

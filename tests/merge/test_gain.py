@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.merging import aligned_gain
 from syncer.config.policy import DRIVE_LIMIT
-from syncer.merge.gain import STRETCHES, Alignment, Answers, answers_of, sampled
+from syncer.merge.gain import STRETCHES, Alignment, MeanAnswer, mean_answer, sampled
 from syncer.merge.merge import merge_fragment
 from syncer.merge.nesterov import nesterov_step
 from syncer.merger import outer_momentum
@@ -29,7 +29,7 @@ def rounds(gradients, lr, mu, guard="off"):
     params, momentum = torch.zeros_like(gradients[0]), torch.zeros_like(gradients[0])
     told = []
     for gradient in gradients:
-        answers = answers_of([gradient], [2.0], momentum)
+        answers = mean_answer([gradient], [2.0], momentum)
         found = answers.against(gradient)
         used = outer_momentum(guard, found, lr, mu)
         nesterov_step(params, momentum, gradient, lr, used)
@@ -72,7 +72,7 @@ def test_the_gain_is_that_of_the_step_the_state_makes(seed, members, mode, lr, m
     """Reckoned from the parameters themselves, as the experiments have it."""
     fragment, gradients, weights, momentum = a_round(seed, members, mode)
     merged = merge_fragment(fragment, gradients, weights, momentum, correction=True)[0]
-    gain = answers_of(gradients, weights, momentum).against(merged).gain(lr, mu)
+    gain = mean_answer(gradients, weights, momentum).against(merged).gain(lr, mu)
     params = torch.zeros_like(momentum)
     nesterov_step(params, momentum, merged, lr, mu)
     assert gain == pytest.approx(aligned_gain(params, gradients, weights), rel=1e-4, abs=1e-5)
@@ -82,7 +82,7 @@ def test_the_gain_is_that_of_the_step_the_state_makes(seed, members, mode, lr, m
 def test_looking_changes_nothing(seed, members):
     _, gradients, weights, momentum = a_round(seed, members)
     kept = [part.clone() for part in (*gradients, momentum)]
-    answers = answers_of(gradients, weights, momentum)
+    answers = mean_answer(gradients, weights, momentum)
     answers.against(gradients[0])
     assert all(torch.equal(a, b) for a, b in zip((*gradients, momentum), kept, strict=True))
     assert 0 <= answers.agreement <= 1 + 1e-12
@@ -91,17 +91,17 @@ def test_looking_changes_nothing(seed, members):
 
 def test_agreement_of_equal_orthogonal_and_opposed_answers():
     zero = torch.zeros(3)
-    assert answers_of([E0, 3 * E0], [1.0, 5.0], zero).agreement == pytest.approx(1.0)
-    assert answers_of([E0, E1], [1.0, 1.0], zero).agreement == pytest.approx(1 / math.sqrt(2))
-    assert answers_of([2 * E0, -E0], [1.0, 1.0], zero).agreement == pytest.approx(1 / 3)
-    assert answers_of([E0, E1], [1.0, 0.0], zero).agreement == pytest.approx(1.0), "no weight, no say"
+    assert mean_answer([E0, 3 * E0], [1.0, 5.0], zero).agreement == pytest.approx(1.0)
+    assert mean_answer([E0, E1], [1.0, 1.0], zero).agreement == pytest.approx(1 / math.sqrt(2))
+    assert mean_answer([2 * E0, -E0], [1.0, 1.0], zero).agreement == pytest.approx(1 / 3)
+    assert mean_answer([E0, E1], [1.0, 0.0], zero).agreement == pytest.approx(1.0), "no weight, no say"
 
 
 @pytest.mark.parametrize(
     ("gradients", "weights"), [([E0, -E0], [1.0, 1.0]), ([torch.zeros(3)], [1.0]), ([E0], [0.0]), ([], [])], ids=str
 )
 def test_a_round_without_a_direction_has_no_gain(gradients, weights):
-    assert answers_of(gradients, weights, E0) is None
+    assert mean_answer(gradients, weights, E0) is None
     assert outer_momentum("cap", None, 0.7, 0.9) == 0.9
 
 
@@ -163,11 +163,11 @@ def test_off_is_the_momentum_that_was_asked_for_to_the_bit():
 
 def test_giants_and_the_faint_have_a_finite_gain():
     faint, giant = torch.full((3,), 1e-45), torch.full((3,), 2.0**100)
-    found = answers_of([faint], [1.0], giant).against(giant)
+    found = mean_answer([faint], [1.0], giant).against(giant)
     assert math.isfinite(found.gain(0.7, 0.9))
     assert found.drive(0.7, 0.9) == pytest.approx(0.7 * (1.9 + 0.81))
     assert found.capped(0.7, 0.9, DRIVE_LIMIT) < 0.9
-    assert answers_of([giant], [1.0], faint).against(giant).gain(0.7, 0.9) == pytest.approx(0.7 * 1.9)
+    assert mean_answer([giant], [1.0], faint).against(giant).gain(0.7, 0.9) == pytest.approx(0.7 * 1.9)
 
 
 # ---------------------------------------------------------------- what is looked at
@@ -200,7 +200,7 @@ def test_the_sample_tells_what_the_whole_would():
     momentum = 2 * common + torch.randn(numel, generator=rng) * scale
     fragment = WireFragment(MergeMode.RDA, (500_000, 1_500_000, 1_000_000))
     merged = merge_fragment(fragment, gradients, [1.0, 2.0, 3.0], momentum, correction=False)[0]
-    found = answers_of(gradients, [1.0, 2.0, 3.0], momentum).against(merged)
+    found = mean_answer(gradients, [1.0, 2.0, 3.0], momentum).against(merged)
     params, before = torch.zeros(numel), momentum.clone()
     nesterov_step(params, momentum, merged, 0.7, 0.9)
     assert found.gain(0.7, 0.9) == pytest.approx(aligned_gain(params, gradients, [1.0, 2.0, 3.0]), rel=0.03)
@@ -212,12 +212,12 @@ def test_equal_rounds_have_equal_bits_wherever_they_lie():
     """A resumed run holds the same values at other places in memory."""
     fragment, gradients, weights, momentum = a_round(7, 3, numel=40_000)
     merged = merge_fragment(fragment, gradients, weights, momentum, correction=True)[0]
-    first = answers_of(gradients, weights, momentum).against(merged)
+    first = mean_answer(gradients, weights, momentum).against(merged)
     for offset in (1, 3):
 
         def moved(values, offset=offset):
             return torch.cat([torch.zeros(offset), values])[offset:]
 
-        again = answers_of([moved(g) for g in gradients], weights, moved(momentum))
-        assert isinstance(again, Answers)
+        again = mean_answer([moved(g) for g in gradients], weights, moved(momentum))
+        assert isinstance(again, MeanAnswer)
         assert again.against(moved(merged)) == first

@@ -54,12 +54,12 @@ def test_a_round_is_merged_in_process_or_by_the_pool_and_its_time_is_all_it_took
     begun_at = time.monotonic()
     if not work.start(1, 0, *gradients):
         assert work.start(2, 1, torch.ones(5)), "meanwhile another round goes on"
-        assert work.merger.take(2).norm == pytest.approx(5**0.5)
+        assert work.merger.finished(2).norm == pytest.approx(5**0.5)
         last = [work.events.get(timeout=WAIT_S) for _ in LAYOUT.fragments[0].numels]
         came_at = time.monotonic()
         assert [work.merger.delivered(event) for event in last] == [None, 1]
-        assert work.merger.take(1).seconds >= 0.9 * (came_at - begun_at), "the child's work is the round's"
-    merged = work.merger.take(1)
+        assert work.merger.finished(1).seconds >= 0.9 * (came_at - begun_at), "the child's work is the round's"
+    merged = work.merger.finished(1)
     want = torch.cat(
         [flatten_spectrum(mean[:12].view(3, 4)).flatten(), flatten_spectrum(mean[12:].view(2, 3)).flatten()]
     )
@@ -93,11 +93,11 @@ def test_what_the_learners_say_of_each_other_is_measured_on_their_answers_and_th
     gradients = [torch.randn(18) for _ in range(2)]
     begun = work.start(1, 0, *gradients)
     assert begun or work.until_merged() == 1
-    merged = work.merger.take(1)
+    merged = work.merger.finished(1)
     found, mean = merged.alignment, (gradients[0] + gradients[1]) / 2
     assert found.along == pytest.approx(float(merged.gradient @ mean / (mean @ mean)), rel=1e-5)
     lengths = (gradients[0].norm() + gradients[1].norm()) / 2
     assert found.agreement == pytest.approx(float(mean.norm() / lengths), rel=1e-5)
     assert (found.carried, found.lag) == (0.0, None)
     assert work.start(2, 1, torch.zeros(5))
-    assert work.merger.take(2).alignment is None
+    assert work.merger.finished(2).alignment is None

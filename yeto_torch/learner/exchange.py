@@ -44,7 +44,7 @@ class Exchange:
         layout: names, for error messages, and order.
         parameters: those of each fragment in wire order (``fragments.bind``); any float dtype, device and strides.
         bulk: the dtype broadcasts travel in, f32 or bf16.
-        alpha: weight of the local value when a broadcast is blended in.
+        merge_alpha: weight of the local value when a broadcast is blended in.
         beside: the points that are kept beside a parameter, of its shape; they make each of its moves with it.
         written: called behind every write.
 
@@ -57,11 +57,11 @@ class Exchange:
         layout: Layout,
         parameters: Sequence[Sequence[Tensor]],
         bulk: WireDType,
-        alpha: float,
+        merge_alpha: float,
         beside: Beside = lambda _: (),
         written: Callable[[], None] = lambda: None,
     ) -> None:
-        self._layout, self.parameters, self._bulk, self._alpha = layout, parameters, bulk, alpha
+        self._layout, self.parameters, self._bulk, self._merge_alpha = layout, parameters, bulk, merge_alpha
         self._beside, self._written = beside, written
         self._numels = layout.wire.numels
         self._snapshots, self._spare = Snapshots(), Spare(_SPARE_ANSWERS)
@@ -117,7 +117,7 @@ class Exchange:
         source = self._view(fragment, data, self._bulk)
         check_bounded(source)
         if write is not Write.KEEP:
-            self.write(fragment, source, self._alpha if write is Write.BLEND else 0.0)
+            self.write(fragment, source, self._merge_alpha if write is Write.BLEND else 0.0)
 
     def install(self, fragments: Sequence[Buffer]) -> None:
         """Overwrite all parameters with the f32 cut. Raises PeerError, touching nothing, when it is not finite."""

@@ -22,8 +22,8 @@ clocks: payloads are opaque buffers, and whoever owns it calls it under one lock
     FROZEN      budget reported               PASSING     inside finish()
     ATTACHING   an anchor is missing          TRAINING    otherwise
 
-An anchor is the raw bytes of the last adopted broadcast; the counters of a fragment run from its adoption and are
-reset by nothing else. Memory is bounded: at most one queued broadcast, one pull and one final fragment per fragment.
+An anchor is the raw bytes of the last adopted broadcast; the counters of a fragment run from its adoption, and
+only a resync (``restarted``) resets them too. Memory is bounded: at most one queued broadcast, one pull and one final fragment per fragment.
 
 * pure
 
@@ -336,7 +336,7 @@ class Session:
         else:
             set_back_from = slot.queued.set_back_from if slot.queued is not None else None
             slot.queued = _adoption(message, slot.anchor, set_back_from)
-        # After an idempotent replay the anchor itself is what was heard: one buffer, not two equal ones.
+        # A replay that equals our anchor is dropped: the anchor's buffer stays, not a second equal one.
         slot.heard = slot.anchor if slot.queued is None else _Anchor(version, message.data)
 
     def _accept_pull(self, pull: PullReq) -> None:
