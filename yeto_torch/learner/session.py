@@ -23,7 +23,8 @@ clocks: payloads are opaque buffers, and whoever owns it calls it under one lock
     ATTACHING   an anchor is missing          TRAINING    otherwise
 
 An anchor is the raw bytes of the last adopted broadcast; the counters of a fragment run from its adoption, and
-only a resync (``restarted``) resets them too. Memory is bounded: at most one queued broadcast, one pull and one final fragment per fragment.
+only a resync (``restarted``) resets them too. Memory is bounded: at most one queued broadcast, one pull and one final
+fragment per fragment.
 
 * pure
 
